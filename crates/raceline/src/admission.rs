@@ -10,7 +10,7 @@ use raceline_target::Keys;
 use crate::cli::export::ExportArgs;
 use crate::cli::values::DEFAULT_PORT;
 use crate::failure::Failure;
-use crate::secrets;
+use crate::{export_key, secrets};
 
 /// The address without `-l`.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
@@ -27,6 +27,10 @@ pub(crate) struct Admission {
     pub(crate) keys: Option<Keys>,
     /// The key with which these hosts, and no others, connect over TLS; `None`: nothing is encrypted.
     pub(crate) tls_key: Option<TlsKey>,
+    /// Whether connections are over TLS only. Without a key of `--tls-psk`, the key is found or made later.
+    pub(crate) tls: bool,
+    /// Hosts may make the key for TLS by an authentication.
+    pub(crate) concat: bool,
     /// Whether all addresses can be reached from this machine only.
     pub(crate) local_only: bool,
 }
@@ -47,12 +51,17 @@ impl Admission {
         }
         let hosts = (!args.hosts.is_empty()).then(|| args.hosts.clone());
         let keys = keys(args)?;
+        check_tls(args)?;
         let tls_key = args.tls_psk.as_deref();
-        let tls_key = tls_key.map(|file| secrets::from_file("--tls-psk", file)).transpose()?;
-        let tls_key =
-            tls_key.map(|key: TlsKey| key.with_derivation(secrets::derivation(args.tls_compat)));
+        let tls_key = tls_key.map(|file| export_key::given(file, args.tls_compat)).transpose()?;
+        let (tls, concat) = (args.tls || args.tls_psk.is_some(), args.concat);
         let local_only = listen.iter().all(|address| is_local(address.ip()));
-        Ok(Self { listen, hosts, keys, tls_key, local_only })
+        Ok(Self { listen, hosts, keys, tls_key, tls, concat, local_only })
+    }
+
+    /// Whether all that follows an authentication at most is encrypted.
+    pub(crate) fn encrypts(&self) -> bool {
+        self.tls || self.concat
     }
 
     /// The admitted hosts, as text for users.
@@ -61,9 +70,10 @@ impl Admission {
             (Some(hosts), _) => {
                 let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
                 let proof = if self.keys.is_none() { "" } else { ", which has to prove itself" };
-                let tls = if self.tls_key.is_some() { ", over TLS" } else { "" };
+                let tls = if self.encrypts() { ", over TLS" } else { "" };
                 format!("only {}{proof}{tls}", names.join(", "))
             }
+            (None, _) if self.tls => "any host that has the key, over TLS".to_owned(),
             (None, true) => "any host of this machine (restrict it with --host NQN)".to_owned(),
             (None, false) => "ANY host that can reach it, without encryption".to_owned(),
         }
@@ -82,6 +92,31 @@ fn keys(args: &ExportArgs) -> Result<Option<Keys>, Failure> {
     Ok((!keys.pairs.is_empty()).then_some(keys))
 }
 
+/// Checks the options about TLS against each other.
+fn check_tls(args: &ExportArgs) -> Result<(), Failure> {
+    if args.tls_psk.is_some() && args.hosts.is_empty() && !args.tls {
+        return Err(Failure::usage(
+            "--tls-psk is for the hosts of --host: name them, or add --tls to let any host in that has the key",
+        ));
+    }
+    if args.tls_compat && args.tls_psk.is_none() && !args.tls {
+        return Err(Failure::usage(
+            "--tls-compat is about the key of --tls or --tls-psk: add one of them",
+        ));
+    }
+    if args.concat && (args.tls || args.tls_psk.is_some()) {
+        return Err(Failure::usage(
+            "--concat makes the key for TLS: leave --tls and --tls-psk out",
+        ));
+    }
+    if args.tls && args.allow_any_host {
+        return Err(Failure::usage(
+            "with --tls the key says who may connect: leave --allow-any-host out",
+        ));
+    }
+    Ok(())
+}
+
 fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> {
     let ip = address.ip().to_canonical();
     if is_local(ip) {
@@ -91,12 +126,14 @@ fn check_address(address: SocketAddr, args: &ExportArgs) -> Result<(), Failure> 
     if ip.is_unspecified() && !args.allow_wildcard {
         missing.push("--allow-wildcard to listen on every address that this machine has");
     }
-    if args.hosts.is_empty() && !args.allow_any_host {
+    let encrypts = args.tls || args.tls_psk.is_some() || args.concat;
+    if args.hosts.is_empty() && !args.allow_any_host && !args.tls {
         missing.push("--host NQN (or --allow-any-host) to say who may connect");
     }
-    if !args.insecure && args.tls_psk.is_none() {
-        missing
-            .push("--tls-psk FILE to encrypt, or --insecure to accept that nothing is encrypted");
+    if !args.insecure && !encrypts {
+        missing.push(
+            "--tls to encrypt, which also says who may connect, or --insecure to accept that nothing is encrypted",
+        );
     }
     if missing.is_empty() {
         return Ok(());
@@ -151,7 +188,7 @@ mod tests {
     fn every_combination_for_other_addresses() {
         let wild = "--allow-wildcard to listen on every address that this machine has";
         let who = "--host NQN (or --allow-any-host) to say who may connect";
-        let plain = "--tls-psk FILE to encrypt, or --insecure to accept that nothing is encrypted";
+        let plain = "--tls to encrypt, which also says who may connect, or --insecure to accept that nothing is encrypted";
         for address in [
             "192.0.2.1:4420",
             "[2001:db8::1]:4420",
@@ -206,6 +243,24 @@ mod tests {
         assert!(message.starts_with("-l 192.0.2.1:2 is open"), "{message}");
         let open = "-l 127.0.0.1:1 -l 192.0.2.1:2 --allow-any-host --insecure";
         assert!(check(open).unwrap().describe().starts_with("ANY host"));
+    }
+
+    #[test]
+    fn tls_says_who_may_connect() {
+        let admission = check("-l 192.0.2.1:4420 --tls").unwrap();
+        assert!(admission.tls && admission.hosts.is_none() && !admission.local_only);
+        assert_eq!(admission.describe(), "any host that has the key, over TLS");
+        let admission = check(&format!("-l 192.0.2.1:4420 --tls {HOST}")).unwrap();
+        assert_eq!(admission.describe(), "only nqn.2014-08.org.example:h, over TLS");
+        for (options, culprit) in [
+            ("-l [::]:4420 --tls", "--allow-wildcard"),
+            ("--tls --allow-any-host", "leave --allow-any-host out"),
+            ("--tls-psk key", "--host"),
+            ("--tls-compat", "--tls-psk"),
+        ] {
+            let message = check(options).unwrap_err();
+            assert!(message.contains(culprit), "{message}");
+        }
     }
 
     #[test]

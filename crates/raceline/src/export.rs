@@ -14,21 +14,22 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
 use raceline_target::{
-    BALANCE_INTERVAL, HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig,
-    TargetError,
+    BALANCE_INTERVAL, GeneratedKeys, HostAccess, NamespaceConfig, SubsystemConfig, Target,
+    TargetConfig, TargetError,
 };
-use raceline_tls::{PskTable, TlsAcceptor};
+use raceline_tls::{PskTable, SharedPsk, TlsAcceptor};
 use serde::Serialize;
 use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::cli::export::ExportArgs;
+use crate::export_key::{self, KeptKey};
 use crate::failure::Failure;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
-use crate::{limits, naming, sandbox, shell};
+use crate::{limits, naming, sandbox, secrets, shell};
 
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
@@ -122,13 +123,18 @@ impl Departures {
 
 /// Exports the devices until SIGINT or SIGTERM.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    let admission = Admission::check(args)?;
+    let mut admission = Admission::check(args)?;
     if args.in_capsule > args.max_io_size {
         return Err(Failure::usage("--in-capsule must not be more than --max-io-size"));
     }
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     let identity = Identity::of_this_machine();
+    let nqn = args.nqn.clone().unwrap_or_else(|| {
+        naming::subsystem_nqn(&identity, &naming::machine_name(), &args.devices, &admission.listen)
+    });
+    // While the state directory can be written.
+    let kept = keep_key(args, &identity, &nqn, &mut admission)?;
     // Files and devices are opened, and perhaps made, with all rights of the user. The sandbox holds for threads that
     // start in it: no other has started but the judge.
     let mut devices = vec![None; args.devices.len()];
@@ -139,9 +145,6 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_none())?;
     let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
-    let nqn = args.nqn.clone().unwrap_or_else(|| {
-        naming::subsystem_nqn(&identity, &naming::machine_name(), &args.devices, &admission.listen)
-    });
     let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
 
     let mut config = TargetConfig {
@@ -156,6 +159,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         ..TargetConfig::default()
     };
     args.connections.options().apply(&mut config);
+    let (streams, generated_keys) = tls(&nqn, &admission)?;
+    config.generated_keys = generated_keys;
     let target = Target::start(config).map_err(Failure::runtime)?;
     if args.connections.balance {
         target.set_balancing(Some(BALANCE_INTERVAL)).map_err(Failure::runtime)?;
@@ -167,9 +172,14 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         },
     );
     target.set_algorithms(args.algorithms.algorithms()).map_err(Failure::runtime)?;
-    let ready = set_up(&target, &nqn, serial, &admission, devices.collect())?;
+    let ready = set_up(&target, (&nqn, serial), &admission, streams.as_ref(), devices.collect())?;
 
-    eprint!("{}", describe(&ready, &admission));
+    eprint!("{}", describe(&ready, &admission, kept.as_ref()));
+    if !admission.local_only && !admission.encrypts() {
+        tracing::warn!(
+            "--insecure: whoever is on the way reads and changes what other machines read and write here; --tls encrypts it"
+        );
+    }
     if let Some(judge) = judge {
         judge.tell(ready.listeners.clone());
     }
@@ -268,9 +278,9 @@ fn memory_uuid(
 /// Creates the subsystem, its namespaces, and then the listeners: a host that connects finds all of it.
 fn set_up(
     target: &Target,
-    nqn: &Nqn,
-    serial: String,
+    (nqn, serial): (&Nqn, String),
     admission: &Admission,
+    streams: Option<&Arc<dyn StreamProvider>>,
     devices: Vec<NamespaceConfig>,
 ) -> Result<Ready, Failure> {
     let hosts = admission.hosts.clone().map_or(HostAccess::Any, HostAccess::List);
@@ -294,29 +304,57 @@ fn set_up(
         });
     }
     let mut listeners = Vec::with_capacity(admission.listen.len());
-    let streams = tls(nqn, admission)?;
     for &address in &admission.listen {
         let listening =
-            Target::listen_after_restart(|| target.add_listener_with(address, streams.clone()));
+            Target::listen_after_restart(|| target.add_listener_with(address, streams.cloned()));
         listeners.push(listening.map_err(|error| listen_failure(&error))?);
     }
     let pid = std::process::id();
     Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
 }
 
-/// TLS with the key of the hosts that are admitted, for the subsystem and for the Discovery service; `None`: there is no
-/// key.
-fn tls(nqn: &Nqn, admission: &Admission) -> Result<Option<Arc<dyn StreamProvider>>, Failure> {
-    let Some(key) = &admission.tls_key else { return Ok(None) };
+/// What carries connections over TLS, and where the keys go that authentications make.
+type Secure = (Option<Arc<dyn StreamProvider>>, Option<Arc<dyn GeneratedKeys>>);
+
+/// TLS with the key that is there, for the subsystem and for the Discovery service: of the hosts that are admitted, or of
+/// any host that has it. Or with the keys that authentications make.
+fn tls(nqn: &Nqn, admission: &Admission) -> Result<Secure, Failure> {
+    let subsystems = [nqn.clone(), Nqn::discovery()];
+    if admission.concat {
+        let table = Arc::new(PskTable::new());
+        let acceptor = TlsAcceptor::new(Arc::clone(&table) as _).or_plain();
+        return Ok((Some(Arc::new(acceptor)), Some(table)));
+    }
+    let Some(key) = &admission.tls_key else { return Ok((None, None)) };
+    let Some(hosts) = &admission.hosts else {
+        let lookup = SharedPsk::new(key.clone(), subsystems.to_vec());
+        return Ok((Some(Arc::new(TlsAcceptor::new(Arc::new(lookup)))), None));
+    };
     let table = PskTable::new();
-    for host in admission.hosts.iter().flatten() {
-        for subsystem in [nqn, &Nqn::discovery()] {
+    for host in hosts {
+        for subsystem in &subsystems {
             table
                 .insert(key, host, subsystem)
-                .map_err(|error| Failure::usage(format!("--tls-psk for {host}: {error}")))?;
+                .map_err(|error| Failure::usage(format!("TLS for {host}: {error}")))?;
         }
     }
-    Ok(Some(Arc::new(TlsAcceptor::new(Arc::new(table)))))
+    Ok((Some(Arc::new(TlsAcceptor::new(Arc::new(table)))), None))
+}
+
+/// Finds or makes the key of `--tls` if none was given; gives where it is kept.
+fn keep_key(
+    args: &ExportArgs,
+    identity: &Identity,
+    nqn: &Nqn,
+    admission: &mut Admission,
+) -> Result<Option<KeptKey>, Failure> {
+    if !admission.tls || admission.tls_key.is_some() {
+        return Ok(None);
+    }
+    let (key, kept) = export_key::find_or_make(identity, nqn)?;
+    let derivation = secrets::derivation(args.tls_compat);
+    admission.tls_key = Some(key.with_derivation(derivation));
+    Ok(Some(kept))
 }
 
 /// The failure for an address that cannot be bound, with a remedy.
@@ -336,7 +374,7 @@ fn listen_failure(error: &TargetError) -> Failure {
 }
 
 /// The export as text for users: what is exported to which hosts, and how to use it.
-fn describe(ready: &Ready, admission: &Admission) -> String {
+fn describe(ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) -> String {
     let mut table = Table::new(&["nsid", "device", "size", "block", "uuid"]);
     for namespace in &ready.namespaces {
         let bytes = namespace.block_count.saturating_mul(u64::from(namespace.block_size));
@@ -350,6 +388,11 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
     }
     let mut text = format!("exporting {}\n{}", printable(&ready.nqn), table.render("  "));
     text.push_str(&format!("admits {}\n", admission.describe()));
+    if let (Some(kept), Some(&listener)) = (kept, ready.listeners.first()) {
+        let host = admission.hosts.as_ref().and_then(|hosts| hosts.first());
+        text.push_str(&kept.advice(&ready.nqn, host, listener));
+        return text;
+    }
     text.push_str("connect with\n");
     for listener in &ready.listeners {
         let address = if listener.ip().is_unspecified() {
@@ -358,7 +401,11 @@ fn describe(ready: &Ready, admission: &Admission) -> String {
             listener.ip().to_string()
         };
         let (port, nqn) = (listener.port(), &ready.nqn);
-        let tls = if admission.tls_key.is_some() { " --tls" } else { "" };
+        let tls = match (admission.tls, admission.concat) {
+            (true, _) => " --tls",
+            (false, true) => " --concat",
+            (false, false) => "",
+        };
         text.push_str(&format!("  nvme connect -t tcp -a {address} -s {port} -n {nqn}{tls}\n"));
     }
     text
@@ -421,9 +468,11 @@ mod tests {
             hosts: None,
             keys: None,
             tls_key: None,
+            tls: false,
+            concat: false,
             local_only: true,
         };
-        let text = describe(&ready(), &admission);
+        let text = describe(&ready(), &admission, None);
         assert!(text.contains("64 MiB"), "{text}");
         assert!(text.contains("admits any host of this machine"), "{text}");
         let line = "  nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2014-08.org.example:1\n";

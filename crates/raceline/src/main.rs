@@ -9,6 +9,7 @@ mod demo;
 mod discover;
 mod doctor;
 mod export;
+mod export_key;
 mod failure;
 mod identify;
 mod key;

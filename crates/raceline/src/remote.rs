@@ -161,19 +161,35 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let address = resolve(&args.address, args.port)?;
     let identity = Identity::of_this_machine();
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
-    let streams = tls(args, &hostnqn, &subnqn)?;
+    let streams = if args.concat { None } else { tls(args, &hostnqn, &subnqn)? };
     let mut config = HostConfig { streams, ..HostConfig::new(address, subnqn, hostnqn, hostid) };
     config.source = args.source;
     if let Some(priority) = args.priority {
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);
     }
-    config.credentials.set(credentials(args)?.map(Arc::new));
+    let credentials = credentials(args)?;
+    if args.concat {
+        check_concatenation(credentials.as_ref())?;
+        config.concatenator = Some(raceline_tls::concatenate);
+    }
+    config.credentials.set(credentials.map(Arc::new));
     // -1, the only negative value, means no limit.
     config.backoff.give_up_after = u64::try_from(args.ctrl_loss_tmo).ok().map(Duration::from_secs);
     config.kato_ms = u32::try_from(args.keep_alive.as_millis())
         .map_err(|_| Failure::usage("-k is too long: the most is 49 days"))?;
     Ok(config)
+}
+
+/// A key that an authentication makes is worth as much as the authentication.
+fn check_concatenation(credentials: Option<&Credentials>) -> Result<(), Failure> {
+    if credentials.is_some_and(|credentials| credentials.controller_secret.is_some()) {
+        return Ok(());
+    }
+    Err(Failure::usage(
+        "--concat needs --dhchap-secret and --dhchap-ctrl-secret: whoever is on the way could pose as a controller that \
+         does not prove itself, and would know the key",
+    ))
 }
 
 /// The secrets with which this host authenticates; `None`: it has none.

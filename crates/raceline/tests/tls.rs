@@ -126,6 +126,78 @@ fn rules_of_the_command_line() {
     assert!(output.code == Some(2) && output.stderr.contains("chmod 600"), "{}", output.stderr);
 }
 
+#[test]
+fn a_key_is_made_on_first_use_and_any_host_that_has_it_may_connect() {
+    let scratch = Scratch::new();
+    let state = format!("RACELINE_STATE_DIR={}", scratch.path("state"));
+    let by = ["env", &state];
+    let options = ["ram:1M", "--tls", "-n", "nqn.2026-01.io.raceline:disk"];
+    let export = Export::start_by(&by, &options);
+    let file = scratch.path("state/keys/export-nqn.2026-01.io.raceline-disk");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    for host in [HOST, "nqn.2014-08.org.example:anybody"] {
+        let verb = ["identify", "-l", "0", "-q", host, "--tls-psk", &file];
+        let output = run(&export.host(&verb));
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+    }
+    let other = private(&scratch, "other", OTHER);
+    let (code, told) = identify(&export, &["--tls-psk", &other]);
+    assert!(code == Some(3) && told.contains("(115)"), "{told}");
+    let (code, told) = identify(&export, &[]);
+    assert!(code == Some(3) && told.contains("--tls-psk"), "{told}");
+    let people = export.terminate();
+    for words in [
+        "admits any host that has the key, over TLS",
+        "  raceline identify -a 127.0.0.1 -s ",
+        "--tls-psk ./export-nqn.2026-01.io.raceline-disk.key\n",
+        "  nvme check-tls-key --insert --identity 1 ",
+        "nvme connect -t tcp -a 127.0.0.1 ",
+        &file,
+    ] {
+        assert!(people.contains(words), "{words}: {people}");
+    }
+    assert!(!people.contains(&text[20..40]), "a key was printed");
+    // The next export takes the same key; only these hosts may connect by it.
+    let export = Export::start_by(&by, &[&options[..], &["--host", HOST]].concat());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    assert_eq!(identify(&export, &["--tls-psk", &file]).0, Some(0));
+    let verb = ["identify", "-l", "0", "-q", "nqn.2014-08.org.example:anybody"];
+    let output = run(&export.host(&[&verb[..], &["--tls-psk", &file]].concat()));
+    assert_eq!(output.code, Some(3), "{}", output.stderr);
+    drop(export);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let output = support::run_by(&by, &[&["export"], &options[..]].concat());
+    assert!(output.code == Some(1) && output.stderr.contains("chmod 600"), "{}", output.stderr);
+}
+
+#[test]
+fn an_authentication_makes_the_key_on_request() {
+    let scratch = Scratch::new();
+    let secret = |name: &str| {
+        let secret = raceline_auth::DhchapSecret::generate(None).unwrap();
+        private(&scratch, name, &secret.to_text())
+    };
+    let [host, controller] = ["host", "controller"].map(secret);
+    let keys = ["--host", HOST, "--dhchap-key", &host, "--dhchap-ctrlr-key", &controller];
+    let export = Export::start(&[&["ram:1M", "--concat"], &keys[..]].concat());
+    let secrets = ["-S", &host, "-C", &controller];
+    let (code, text) = identify(&export, &[&secrets[..], &["--concat"]].concat());
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = identify(&export, &secrets);
+    assert!(code == Some(3) && text.contains("--concat"), "{text}");
+    let (code, text) = identify(&export, &["-S", &host, "--concat"]);
+    assert!(code == Some(2) && text.contains("--dhchap-ctrl-secret"), "{text}");
+    let people = export.terminate();
+    assert!(people.contains("which has to prove itself, over TLS"), "{people}");
+    assert!(people.contains(" --concat\n"), "{people}");
+    // A target that makes no key gets no connection in the clear instead.
+    let export = Export::start(&[&["ram:1M"], &keys[..]].concat());
+    let (code, text) = identify(&export, &[&secrets[..], &["--concat"]].concat());
+    assert!(code == Some(3) && text.contains("--concat"), "{text}");
+    drop(export);
+}
+
 /// Bytes of connections by direction: what the hosts have sent, and what they have got.
 type Seen = Arc<Mutex<Vec<[Vec<u8>; 2]>>>;
 

@@ -27,9 +27,10 @@ each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID]";
 /// Arguments of `export`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Without -l it listens on 127.0.0.1:4420 and admits any host of this machine. Any other address \
-needs --host or --allow-any-host to say who may connect, and --insecure because nothing is \
-encrypted; an address that stands for all (0.0.0.0, [::]) needs --allow-wildcard too.
+Without -l it listens on 127.0.0.1:4420 and admits any host of this machine. Any other address needs \
+--tls: then the key says who may connect, and everything is encrypted. Without encryption it needs \
+--insecure, and --host or --allow-any-host to say who may connect. An address that stands for all \
+(0.0.0.0, [::]) needs --allow-wildcard too.
 
 When it is ready it prints one line of JSON to standard output. SIGINT or SIGTERM ends it after \
 what is in flight; a second one ends it at once. SIGUSR1 prints what each command has cost since the \
@@ -69,13 +70,22 @@ pub(crate) struct ExportArgs {
 
     #[command(flatten)]
     pub(crate) algorithms: AlgorithmArgs,
+    /// Connect over TLS 1.3 only. Without --tls-psk the key is made on first use, and kept in the state directory. Without
+    /// --host, any host that has the key may connect
+    #[arg(long, conflicts_with = "insecure")]
+    pub(crate) tls: bool,
+
     /// File with the key by which the hosts of --host connect over TLS 1.3, and no host without it
     /// (NVMeTLSkey-1:...), or name of a key
-    #[arg(long, value_name = "KEY", requires = "hosts", conflicts_with = "insecure")]
+    #[arg(long, value_name = "KEY", conflicts_with = "insecure")]
     pub(crate) tls_psk: Option<PathBuf>,
 
+    /// Hosts begin in the clear with an authentication that makes a key, and do all else over TLS with that key
+    #[arg(long, requires = "dhchap_ctrlr_key", conflicts_with = "insecure")]
+    pub(crate) concat: bool,
+
     /// Derive from the key of --tls-psk what nvme-cli 2.13 and older derive from it
-    #[arg(long, requires = "tls_psk")]
+    #[arg(long)]
     pub(crate) tls_compat: bool,
 
     /// Accept that other machines connect without encryption

@@ -67,6 +67,10 @@ pub(crate) struct AddressArgs {
     #[arg(long, help_heading = "Host")]
     pub(crate) tls_compat: bool,
 
+    /// Begin with an authentication that makes a key for TLS, and do all else over TLS with that key
+    #[arg(long, help_heading = "Host", conflicts_with = "tls_psk")]
+    pub(crate) concat: bool,
+
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]
     #[arg(default_value = "5", value_parser = values::time)]

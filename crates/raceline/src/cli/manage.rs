@@ -93,6 +93,11 @@ pub(crate) struct SubsysArgs {
     pub(crate) verb: SubsysVerb,
 }
 
+/// Levels of security.
+const LEVELS: [&str; 4] = ["plain", "authenticated", "tls", "both"];
+/// Those of an address.
+const PORT_LEVELS: [&str; 5] = ["plain", "authenticated", "tls", "both", "concat"];
+
 /// What to do with subsystems.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SubsysVerb {
@@ -125,6 +130,9 @@ pub(crate) enum SubsysVerb {
         /// The numbers of its controllers; another daemon with the same subsystem needs others [default: 1-65519]
         #[arg(long, value_name = "FIRST-LAST", value_parser = super::values::controller_numbers)]
         cntlids: Option<(u16, u16)>,
+        /// What the connections of every host need
+        #[arg(long, value_name = "LEVEL", value_parser = LEVELS)]
+        security: Option<String>,
     },
     /// Delete subsystems with all that they have
     Rm {
@@ -137,13 +145,20 @@ pub(crate) enum SubsysVerb {
         force: bool,
     },
     /// Change a subsystem
+    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
     Set {
         /// Its name
         #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
         nqn: String,
         /// Whether every host may connect, or only those that are listed
-        #[arg(long, value_name = "true|false", action = ArgAction::Set)]
-        allow_any_host: bool,
+        #[arg(long, value_name = "true|false", action = ArgAction::Set, group = "what")]
+        allow_any_host: Option<bool>,
+        /// What the connections of every host need; connections that have less end
+        #[arg(long, value_name = "LEVEL", value_parser = LEVELS, group = "what")]
+        security: Option<String>,
+        /// Whether hosts that have a pre-shared key may come without TLS as well
+        #[arg(long, value_name = "true|false", action = ArgAction::Set, group = "what")]
+        psk_optional: Option<bool>,
     },
 }
 
@@ -297,9 +312,13 @@ pub(crate) enum PortVerb {
 pub(crate) struct PortAdd {
     #[command(flatten)]
     pub(crate) change: PortChange,
-    /// Only over TLS, and only hosts that have a pre-shared key (host add --psk)
-    #[arg(long)]
+    /// Only over TLS, and only hosts that have a pre-shared key (host add --psk): short for --security tls
+    #[arg(long, conflicts_with = "security")]
     pub(crate) tls: bool,
+    /// What connections need. With concat, hosts may begin in the clear, with an authentication that makes their key for
+    /// TLS
+    #[arg(long, value_name = "LEVEL", value_parser = PORT_LEVELS)]
+    pub(crate) security: Option<String>,
 }
 
 /// The state of the paths by an address.
@@ -380,9 +399,12 @@ pub(crate) enum HostVerb {
         /// The key by which the controller proves itself to it
         #[arg(long, value_name = "KEY", requires = "dhchap_key")]
         dhchap_ctrlr_key: Option<String>,
-        /// Its pre-shared key of TLS
+        /// Its pre-shared key of TLS: it comes by no way without TLS then
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
+        /// What its connections need besides what the subsystem demands
+        #[arg(long, value_name = "LEVEL", value_parser = LEVELS)]
+        security: Option<String>,
     },
     /// Give a host other keys; its connections stay, and the keys before go on holding for a time
     #[command(group = clap::ArgGroup::new("which").required(true))]

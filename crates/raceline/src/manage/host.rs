@@ -16,13 +16,17 @@ pub(crate) fn run(args: &HostArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         HostVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        HostVerb::Add { host, dhchap_key, dhchap_ctrlr_key, psk } => {
+        HostVerb::Add { host, dhchap_key, dhchap_ctrlr_key, psk, security } => {
             let keys = json!({
                 "dhchap_key": dhchap_key, "dhchap_ctrlr_key": dhchap_ctrlr_key, "psk": psk,
+                "security": security,
             });
-            let has_keys = dhchap_key.is_some() || psk.is_some();
-            if host.host == ANY && has_keys {
+            if host.host == ANY && (dhchap_key.is_some() || psk.is_some()) {
                 return Err(Failure::usage("a key is for one host: name it instead of `any`"));
+            }
+            if host.host == ANY && security.is_some() {
+                let text = "a level is for one host: for all of them, raceline subsys set --security sets it";
+                return Err(Failure::usage(text));
             }
             change_access(&mut daemon, host, true, keys)
         }
@@ -90,15 +94,17 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     let open = subsystems.iter().filter(|subsystem| any(subsystem));
     list.extend(open.clone().map(|subsystem| json!({ "subsystem": subsystem["nqn"], "nqn": ANY })));
     daemon.print(&list, || {
-        let mut table = Table::new(&["subsystem", "host", "key", "controller's", "before", "psk"]);
+        let mut table =
+            Table::new(&["subsystem", "host", "key", "controller's", "before", "psk", "security"]);
         for subsystem in open {
             let (nqn, none) = (text(&subsystem["nqn"]), String::new);
-            table.row([nqn, ANY.to_owned(), none(), none(), none(), none()]);
+            table.row([nqn, ANY.to_owned(), none(), none(), none(), none(), none()]);
         }
         for (subsystem, host) in rows(&subsystems, "hosts") {
-            let keys = ["nqn", "dhchap_key", "dhchap_ctrlr_key", "previous_dhchap_key", "psk"];
-            let [host, key, controller, before, psk] = keys.map(|name| text(&host[name]));
-            table.row([text(&subsystem["nqn"]), host, key, controller, before, psk]);
+            let keys =
+                ["nqn", "dhchap_key", "dhchap_ctrlr_key", "previous_dhchap_key", "psk", "security"];
+            let [host, key, controller, before, psk, level] = keys.map(|name| text(&host[name]));
+            table.row([text(&subsystem["nqn"]), host, key, controller, before, psk, level]);
         }
         table
     })

@@ -15,19 +15,21 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        PortVerb::Add(PortAdd { change: PortChange { nqn, address }, tls }) => {
+        PortVerb::Add(PortAdd { change: PortChange { nqn, address }, tls, security }) => {
             known(&mut daemon, nqn)?;
             // The cores start with the transport; users need not know that.
             if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
                 daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
             }
             let mut listener = params(nqn, *address);
-            if *tls {
-                listener["secure_channel"] = true.into();
+            let level = security.as_deref().unwrap_or(if *tls { "tls" } else { "plain" });
+            match level {
+                "plain" => {}
+                "tls" => listener["secure_channel"] = true.into(),
+                other => listener["security"] = other.into(),
             }
             let answer = daemon.call("nvmf_subsystem_add_listener", listener)?;
-            let way = if *tls { " over TLS" } else { "" };
-            daemon.done(&answer, &format!("{nqn} is reached at {address}{way}"))
+            daemon.done(&answer, &format!("{nqn} is reached at {address}{}", way(level)))
         }
         PortVerb::Set(PortSet { change: PortChange { nqn, address }, ana, group }) => {
             known(&mut daemon, nqn)?;
@@ -46,6 +48,17 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
             let answer = daemon.call("nvmf_subsystem_remove_listener", params(nqn, *address))?;
             daemon.done(&answer, &format!("{nqn} is not reached at {address} any more"))
         }
+    }
+}
+
+/// What a level means for those that connect.
+fn way(level: &str) -> &'static str {
+    match level {
+        "authenticated" => " by hosts that prove who they are",
+        "tls" => " over TLS",
+        "both" => " over TLS, by hosts that prove who they are",
+        "concat" => " over TLS, also with a key that an authentication makes",
+        _ => "",
     }
 }
 

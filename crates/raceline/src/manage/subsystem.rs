@@ -12,7 +12,16 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         SubsysVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
-        SubsysVerb::Add { nqn, serial, model, max_namespaces, allow_any_host, ana, cntlids } => {
+        SubsysVerb::Add {
+            nqn,
+            serial,
+            model,
+            max_namespaces,
+            allow_any_host,
+            ana,
+            cntlids,
+            security,
+        } => {
             let params = json!({
                 "nqn": nqn,
                 "serial_number": serial,
@@ -22,6 +31,7 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
                 "ana_reporting": ana.then_some(true),
                 "min_cntlid": cntlids.map(|(first, _)| first),
                 "max_cntlid": cntlids.map(|(_, last)| last),
+                "security": security,
             });
             let answer = daemon.call("nvmf_create_subsystem", params)?;
             daemon.done(&answer, &format!("added subsystem {nqn}"))
@@ -29,9 +39,17 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
         SubsysVerb::Rm { nqns, force } => {
             nqns.iter().try_for_each(|nqn| remove(&mut daemon, nqn, *force))
         }
-        SubsysVerb::Set { nqn, allow_any_host } => {
+        SubsysVerb::Set { nqn, allow_any_host, security, psk_optional } => {
             daemon.subsystems(Some(nqn))?;
-            allow(&mut daemon, nqn, *allow_any_host)
+            if let Some(any) = allow_any_host {
+                allow(&mut daemon, nqn, *any)?;
+            }
+            if security.is_none() && psk_optional.is_none() {
+                return Ok(());
+            }
+            let params = json!({ "nqn": nqn, "security": security, "psk_optional": psk_optional });
+            let answer = daemon.call("nvmf_subsystem_set_security", params)?;
+            daemon.done(&answer, &format!("{nqn} has another level of security"))
         }
     }
 }

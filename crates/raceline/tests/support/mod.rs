@@ -117,12 +117,17 @@ pub(crate) struct Export {
 impl Export {
     /// Starts it on a free port, unless the arguments say where, and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self::start_by(&[], arguments)
+    }
+
+    /// Starts it through another program, as in `env NAME=VALUE`.
+    pub(crate) fn start_by(prefix: &[&str], arguments: &[&str]) -> Self {
         let mut all = vec!["export"];
         all.extend(arguments);
         if !arguments.contains(&"-l") {
             all.extend(["-l", "127.0.0.1:0"]);
         }
-        let mut child = command(&all).stdin(Stdio::null()).spawn().unwrap();
+        let mut child = command_by(prefix, &all).stdin(Stdio::null()).spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let mut stderr = child.stderr.take().unwrap();
         let people = drain(move |all| stderr.read_to_end(all));
