@@ -15,6 +15,7 @@ mod group;
 mod hash;
 mod initiator;
 mod interchange;
+mod memory;
 mod primes;
 mod psk;
 mod responder;

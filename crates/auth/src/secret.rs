@@ -5,20 +5,19 @@ use std::str::FromStr;
 
 use raceline_proto::nvme::Nqn;
 use subtle::ConstantTimeEq;
-use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+use zeroize::Zeroizing;
 
 use crate::hash::Hash;
 use crate::interchange::{self, KeyError};
+use crate::memory::{SLOT_BYTES, Slot};
 
 /// The most bytes of a secret: the output of SHA-512.
-const MAX_LEN: usize = 64;
+const MAX_LEN: usize = SLOT_BYTES;
 
-/// At most 64 secret bytes. Dropping overwrites them, `==` takes the same time whatever they are, and `Debug` shows
-/// only their number.
-#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+/// At most 64 secret bytes, in memory that is not swapped out where the limit of locked memory allows that. Dropping
+/// overwrites them, `==` takes the same time whatever they are, and `Debug` shows only their number.
 pub struct SecretBytes {
-    bytes: [u8; MAX_LEN],
-    #[zeroize(skip)]
+    slot: Slot,
     len: usize,
 }
 
@@ -37,7 +36,7 @@ impl SecretBytes {
     /// `len` zeroes, to be overwritten.
     pub(crate) fn zeroes(len: usize) -> Self {
         assert!(len <= MAX_LEN, "a secret of {len} bytes");
-        Self { bytes: [0; MAX_LEN], len }
+        Self { slot: Slot::take(), len }
     }
 
     /// `len` random bytes.
@@ -51,19 +50,25 @@ impl SecretBytes {
     }
 
     pub(crate) fn as_mut_bytes(&mut self) -> &mut [u8] {
-        &mut self.bytes[..self.len]
+        &mut self.slot.bytes_mut()[..self.len]
     }
 
     /// The bytes. Whoever copies them has to overwrite the copy.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.slot.bytes()[..self.len]
     }
 
     /// Whether these are the same bytes, in a time that depends on their number only.
     #[must_use]
     pub fn equals(&self, other: &[u8]) -> bool {
         self.expose().ct_eq(other).into()
+    }
+}
+
+impl Clone for SecretBytes {
+    fn clone(&self) -> Self {
+        Self::new(self.expose())
     }
 }
 

@@ -43,6 +43,8 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_mbind,
     libc::SYS_membarrier,
     libc::SYS_mincore,
+    // Pages of keys.
+    libc::SYS_mlock,
     libc::SYS_mremap,
     libc::SYS_munmap,
     // Threads and time.
