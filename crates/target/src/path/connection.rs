@@ -53,6 +53,8 @@ pub(crate) struct Connection {
     socket: SocketId,
     ends: Ends,
     life: Life,
+    /// It counts among the connections of its source that are known.
+    admitted: bool,
     role: Role,
     inbox: Inbox,
     commands: Commands,
@@ -74,6 +76,7 @@ impl Connection {
             socket,
             ends,
             life: Life::new(now, config.pre_connect.ic_req, ticket),
+            admitted: false,
             role: Role::New,
             inbox: Inbox::of(config, &ends),
             commands: Commands::new(key, ends.peer, core),

@@ -3,8 +3,13 @@
 //! A socket is *early* until its Connect has completed and, where its host has to authenticate, until it has. Silent
 //! sockets would keep real hosts out if the caps only refused newcomers. So at the cap of all, the oldest socket of the
 //! most crowded source gives way to one of a source that has fewer: a crowd of many sources shares the places evenly
-//! with everyone else. At the cap of its source, the oldest socket gives way if it is not new.
+//! with everyone else, and among sources with as many sockets the oldest one goes. At the cap of its source, the oldest
+//! socket gives way if it is not new.
+//!
+//! A source is *known* while it has a connection that is not early. Its host may connect all its queues at once, so a
+//! part of its early sockets does not count when crowds are compared: strangers with a socket each do not keep them out.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -15,6 +20,9 @@ use crate::records::names::Place;
 /// A socket of less than this age does not give way to another one of its source: a real host needs this time at most
 /// where nothing is lost.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Of the sockets that a source may have, the part that does not count as a crowd if the source is known.
+const KNOWN_PART: usize = 4;
 
 /// Where a socket comes from, as it is counted: an IPv4 address, or the 64 bits of an IPv6 address that one customer
 /// of a provider gets.
@@ -62,6 +70,8 @@ pub(crate) struct Early {
     per_source_max: usize,
     /// The sockets of each source that has any, the oldest first.
     sources: HashMap<Source, VecDeque<Guest>>,
+    /// Connections of each source that are not early any more.
+    known: HashMap<Source, usize>,
     total: usize,
     last: u64,
 }
@@ -76,7 +86,8 @@ struct Guest {
 impl Early {
     pub(crate) fn new(limits: &PreConnectLimits) -> Self {
         let (total_max, per_source_max) = (limits.total, limits.per_source);
-        Self { total_max, per_source_max, sources: HashMap::new(), total: 0, last: 0 }
+        let (sources, known) = (HashMap::new(), HashMap::new());
+        Self { total_max, per_source_max, sources, known, total: 0, last: 0 }
     }
 
     /// Counts a socket, or refuses it. Gives the connection that has to be closed for it.
@@ -90,8 +101,7 @@ impl Early {
         let displaced = if own >= self.per_source_max {
             Some(self.displace(source, now, PATIENCE).ok_or(Crowded::Source)?)
         } else if self.total >= self.total_max {
-            let crowds = self.sources.iter().max_by_key(|(_, guests)| guests.len());
-            let crowd = crowds.filter(|(_, guests)| guests.len() > own).map(|(source, _)| *source);
+            let crowd = self.crowd(self.counted(source, own));
             let displaced = crowd.and_then(|crowd| self.displace(crowd, now, Duration::ZERO));
             Some(displaced.ok_or(Crowded::Total)?)
         } else {
@@ -103,6 +113,24 @@ impl Early {
         self.sources.entry(source).or_default().push_back(guest);
         self.total += 1;
         Ok((Ticket { source, number }, displaced))
+    }
+
+    /// Sockets of a source that has `count` of them, as crowds are compared.
+    fn counted(&self, source: Source, count: usize) -> usize {
+        let free =
+            if self.known.contains_key(&source) { self.per_source_max / KNOWN_PART } else { 0 };
+        count.saturating_sub(free)
+    }
+
+    /// The source with the most sockets, and the oldest one among those with as many, if it has more than `own`.
+    fn crowd(&self, own: usize) -> Option<Source> {
+        let rank = |source: &Source, guests: &VecDeque<Guest>| {
+            let oldest = guests.front().map_or(u64::MAX, |guest| guest.number);
+            (self.counted(*source, guests.len()), Reverse(oldest))
+        };
+        let ranked = self.sources.iter().map(|(source, guests)| (rank(source, guests), *source));
+        let ((count, _), source) = ranked.max_by_key(|(rank, _)| *rank)?;
+        (count > own).then_some(source)
     }
 
     /// The oldest socket of a source gives way, if it has this age and a core has it.
@@ -137,6 +165,23 @@ impl Early {
         }
         if guests.is_empty() {
             self.sources.remove(&ticket.source);
+        }
+    }
+
+    /// The socket's host has shown who it is: it is a connection of a known source until [`Self::depart`].
+    pub(crate) fn admit(&mut self, ticket: Ticket) {
+        self.leave(ticket);
+        *self.known.entry(ticket.source).or_default() += 1;
+    }
+
+    /// A connection that was admitted is gone.
+    pub(crate) fn depart(&mut self, address: IpAddr) {
+        let source = Source::of(address);
+        if let Some(count) = self.known.get_mut(&source) {
+            *count -= 1;
+            if *count == 0 {
+                self.known.remove(&source);
+            }
         }
     }
 
@@ -201,6 +246,50 @@ mod tests {
         assert_eq!(early.enter(address(3), now), Err(Crowded::Total));
         assert_eq!(early.enter(address(1), now), Err(Crowded::Total));
         assert_eq!(early.total(), 3);
+    }
+
+    #[test]
+    fn of_many_strangers_the_oldest_gives_way() {
+        let limits = PreConnectLimits { total: 100, per_source: 8, ..PreConnectLimits::default() };
+        let (mut early, now) = (Early::new(&limits), Instant::now());
+        for number in 0..200u32 {
+            let address = IpAddr::from((0x7f01_0000 + number).to_be_bytes());
+            let (ticket, displaced) = early.enter(address, now).unwrap();
+            early.settle(ticket, place(number));
+            assert_eq!(displaced, number.checked_sub(100).map(place), "{number}");
+        }
+    }
+
+    #[test]
+    fn strangers_do_not_keep_the_queues_of_a_known_host_out() {
+        let limits = PreConnectLimits { total: 100, per_source: 8, ..PreConnectLimits::default() };
+        let (mut early, now, host) = (Early::new(&limits), Instant::now(), address(1));
+        let stranger = |number: u32| IpAddr::from((0x7f01_0000 + number).to_be_bytes());
+        let enter = |early: &mut Early, address, number| {
+            let entered = early.enter(address, now);
+            let ticket = entered.map(|(ticket, _)| ticket);
+            ticket.iter().for_each(|ticket| early.settle(*ticket, place(number)));
+            ticket
+        };
+        let mut strangers = 0..;
+        for number in strangers.by_ref().take(100) {
+            enter(&mut early, stranger(number), number).unwrap();
+        }
+        // A first socket gets a place, and a second one does not: nobody has more than it.
+        let admin = enter(&mut early, host, 1000).unwrap();
+        assert_eq!(enter(&mut early, host, 1001), Err(Crowded::Total));
+        early.admit(admin);
+        for number in strangers.by_ref().take(1) {
+            enter(&mut early, stranger(number), number).unwrap();
+        }
+        // Two do not count, and the third is one of a crowd that is no smaller than the others.
+        for number in 1002..1005 {
+            enter(&mut early, host, number).unwrap();
+        }
+        assert_eq!(enter(&mut early, host, 1005), Err(Crowded::Total));
+        early.depart(host);
+        assert_eq!(early.enter(stranger(5000), now).unwrap().1, Some(place(1002)));
+        early.depart(host);
     }
 
     #[test]

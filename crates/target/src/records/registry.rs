@@ -186,9 +186,19 @@ impl Shared {
         self.lock().early.settle(ticket, place);
     }
 
-    /// The host has shown who it is, or the socket is gone.
+    /// The socket is gone before its host has shown who it is.
     pub(crate) fn leave(&self, ticket: Ticket) {
         self.lock().early.leave(ticket);
+    }
+
+    /// The host has shown who it is. [`Self::depart`] follows when the connection closes.
+    pub(crate) fn admit(&self, ticket: Ticket) {
+        self.lock().early.admit(ticket);
+    }
+
+    /// A connection closes whose host has shown who it is.
+    pub(crate) fn depart(&self, source: IpAddr) {
+        self.lock().early.depart(source);
     }
 
     /// Sockets whose hosts have not shown who they are.

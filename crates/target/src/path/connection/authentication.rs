@@ -61,8 +61,7 @@ impl Connection {
                 self.arm_timer(cx);
             }
             Verdict::Authenticated if self.is_allowed_one_more(core) => {
-                self.life.admit();
-                self.leave_early(core);
+                self.admit(core);
                 self.begin_io();
             }
             Verdict::Authenticated => {

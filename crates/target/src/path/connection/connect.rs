@@ -178,8 +178,7 @@ impl Connection {
             self.life.prove(cx.now + core.shared.config.pre_connect.authentication);
             self.arm_timer(cx);
         } else {
-            self.life.admit();
-            self.leave_early(core);
+            self.admit(core);
         }
         let (entries, is_admin) = (queue_entries(request), request.qid.is_admin());
         let answers = Answers {

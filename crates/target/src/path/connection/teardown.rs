@@ -46,6 +46,15 @@ impl Connection {
         }
     }
 
+    /// The host has shown who it is.
+    pub(super) fn admit(&mut self, core: &Core) {
+        self.life.admit();
+        if let Some(ticket) = self.life.leave_early() {
+            core.shared.admit(ticket);
+            self.admitted = true;
+        }
+    }
+
     // ------------------------------------------------------------------------- the end
 
     /// The host broke the protocol: says so in a TermReq and waits for it to close.
@@ -97,6 +106,9 @@ impl Connection {
         cx.io.close(self.socket, false);
         self.commands.out.close();
         self.leave_early(core);
+        if std::mem::take(&mut self.admitted) {
+            core.shared.depart(self.ends.peer.ip());
+        }
         self.commands.drop_waiting(core);
         if let Role::Admin(association) = &self.role {
             association.close_queues(core);
