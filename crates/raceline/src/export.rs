@@ -17,7 +17,7 @@ use raceline_target::{
     BALANCE_INTERVAL, GeneratedKeys, HostAccess, NamespaceConfig, SubsystemConfig, Target,
     TargetConfig, TargetError,
 };
-use raceline_tls::{PskTable, SharedPsk, TlsAcceptor};
+use raceline_tls::{PskLookup, PskTable, SharedPsk, TlsAcceptor};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -322,13 +322,13 @@ fn tls(nqn: &Nqn, admission: &Admission) -> Result<Secure, Failure> {
     let subsystems = [nqn.clone(), Nqn::discovery()];
     if admission.concat {
         let table = Arc::new(PskTable::new());
-        let acceptor = TlsAcceptor::new(Arc::clone(&table) as _).or_plain();
+        let acceptor = acceptor(Arc::clone(&table) as _, admission)?.or_plain();
         return Ok((Some(Arc::new(acceptor)), Some(table)));
     }
     let Some(key) = &admission.tls_key else { return Ok((None, None)) };
     let Some(hosts) = &admission.hosts else {
         let lookup = SharedPsk::new(key.clone(), subsystems.to_vec());
-        return Ok((Some(Arc::new(TlsAcceptor::new(Arc::new(lookup)))), None));
+        return Ok((Some(Arc::new(acceptor(Arc::new(lookup), admission)?)), None));
     };
     let table = PskTable::new();
     for host in hosts {
@@ -338,7 +338,12 @@ fn tls(nqn: &Nqn, admission: &Admission) -> Result<Secure, Failure> {
                 .map_err(|error| Failure::usage(format!("TLS for {host}: {error}")))?;
         }
     }
-    Ok((Some(Arc::new(TlsAcceptor::new(Arc::new(table)))), None))
+    let acceptor = acceptor(Arc::new(table), admission)?;
+    Ok((Some(Arc::new(acceptor)), None))
+}
+
+fn acceptor(lookup: Arc<dyn PskLookup>, admission: &Admission) -> Result<TlsAcceptor, Failure> {
+    TlsAcceptor::new(lookup).with_ktls(admission.ktls).map_err(Failure::runtime)
 }
 
 /// Finds or makes the key of `--tls` if none was given; gives where it is kept.
@@ -413,6 +418,8 @@ fn describe(ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) -> Str
 
 #[cfg(test)]
 mod tests {
+    use raceline_tls::Ktls;
+
     use super::*;
 
     fn ready() -> Ready {
@@ -470,6 +477,7 @@ mod tests {
             tls_key: None,
             tls: false,
             concat: false,
+            ktls: Ktls::Off,
             local_only: true,
         };
         let text = describe(&ready(), &admission, None);

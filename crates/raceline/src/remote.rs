@@ -226,7 +226,8 @@ fn tls(
     };
     let psk = ClientPsk::new(&key, version, host, subsystem)
         .map_err(|error| Failure::usage(format!("--tls-psk: {error}")))?;
-    Ok(Some(Arc::new(TlsConnector::new(psk))))
+    let connector = TlsConnector::new(psk).with_ktls(args.ktls).map_err(Failure::runtime)?;
+    Ok(Some(Arc::new(connector)))
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.

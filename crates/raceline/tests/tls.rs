@@ -83,6 +83,25 @@ fn nobody_without_the_key() {
     }
 }
 
+/// Whatever the kernel has, `auto` finds a way; `on` has the kernel make the records, or says what is missing.
+#[test]
+fn the_kernel_makes_the_records_if_it_can() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let export = Export::start(&["ram:1M", "--host", HOST, "--tls-psk", &key, "--ktls", "auto"]);
+    for ktls in ["off", "auto"] {
+        let (code, text) = identify(&export, &["--tls-psk", &key, "--ktls", ktls]);
+        assert_eq!(code, Some(0), "{ktls}: {text}");
+    }
+    let (code, text) = identify(&export, &["--tls-psk", &key, "--ktls", "on"]);
+    assert!(
+        code == Some(0) || code == Some(1) && text.contains("modprobe tls"),
+        "{code:?}: {text}"
+    );
+    let output = run(&["export", "ram:1M", "--ktls", "on"]);
+    assert!(output.code == Some(2) && output.stderr.contains("--tls-psk"), "{}", output.stderr);
+}
+
 #[test]
 fn a_host_with_tls_says_that_the_target_has_none() {
     let scratch = Scratch::new();

@@ -9,7 +9,7 @@ use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 
 use crate::handshake::{HANDSHAKE, Handshake};
 use crate::keys::PskLookup;
-use crate::provider::Permit;
+use crate::offload::Offload;
 use crate::stream::TlsStream;
 
 /// See the module.
@@ -18,7 +18,7 @@ pub(crate) struct EitherStream {
     plain: Option<Transport>,
     tls: Option<Box<TlsStream>>,
     /// What TLS needs, until the first byte is there.
-    undecided: Option<(Arc<dyn PskLookup>, Permit)>,
+    undecided: Option<(Arc<dyn PskLookup>, Offload)>,
 }
 
 impl EitherStream {
@@ -26,19 +26,19 @@ impl EitherStream {
     pub(crate) fn new(
         transport: Transport,
         lookup: Arc<dyn PskLookup>,
-        permit: Permit,
+        offload: Offload,
     ) -> EitherStream {
-        EitherStream { plain: Some(transport), tls: None, undecided: Some((lookup, permit)) }
+        EitherStream { plain: Some(transport), tls: None, undecided: Some((lookup, offload)) }
     }
 
     /// Looks at the first byte, once.
     fn decide(&mut self) -> io::Result<()> {
         let (Some(transport), Some(_)) = (&self.plain, &self.undecided) else { return Ok(()) };
         let first = transport.peek()?;
-        let Some((lookup, permit)) = self.undecided.take() else { return Ok(()) };
+        let Some((lookup, offload)) = self.undecided.take() else { return Ok(()) };
         if first == Some(HANDSHAKE) {
-            let handshake = Handshake::server(lookup)?;
-            let stream = self.plain.take().map(|plain| TlsStream::new(plain, handshake, permit));
+            let handshake = Handshake::server(lookup);
+            let stream = self.plain.take().map(|plain| TlsStream::new(plain, handshake, offload));
             self.tls = stream.map(Box::new);
         }
         Ok(())

@@ -50,6 +50,16 @@ pub enum TlsError {
     /// A message or an alert that cannot be read.
     #[error("a malformed TLS {0}")]
     Malformed(&'static str),
+    /// The kernel does not take the records over, and has to.
+    #[error(
+        "the kernel does not make the records of TLS ({0}): load its module (modprobe tls), or leave out --ktls on"
+    )]
+    NoKernel(String),
+    /// The kernel makes the records and cannot go on with another key.
+    #[error(
+        "the kernel does not change keys of TLS (Linux 6.14 and later do), and {0}: connect again, or use --ktls off"
+    )]
+    KernelKey(&'static str),
     /// More messages without data than any peer needs.
     #[error("the peer sends TLS messages and no data")]
     Flood,
@@ -58,9 +68,6 @@ pub enum TlsError {
         "the pre-shared key of this host was removed, and nothing is sent without it: give the host a key again"
     )]
     KeyWithdrawn,
-    /// Too many handshakes are under way.
-    #[error("{0} TLS handshakes are under way already")]
-    Busy(usize),
 }
 
 impl TlsError {
@@ -73,11 +80,12 @@ impl TlsError {
             Self::NotAuthentic => Some(20),
             Self::TooLong(_) => Some(22),
             Self::Handshake(_) | Self::NotThePsk(_) => Some(40),
+            Self::NoKernel(_) | Self::KernelKey(_) => Some(80),
             Self::Malformed(_) => Some(50),
             Self::NoIdentity => Some(109),
             Self::UnknownIdentity(_) => Some(115),
             Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) => None,
-            Self::KeyWithdrawn | Self::Busy(_) => None,
+            Self::KeyWithdrawn => None,
         }
     }
 }
@@ -87,7 +95,6 @@ impl From<TlsError> for io::Error {
         let kind = match error {
             TlsError::CutOff | TlsError::CutOffEarly(_) => io::ErrorKind::UnexpectedEof,
             TlsError::Alert(_) => io::ErrorKind::ConnectionAborted,
-            TlsError::Busy(_) => io::ErrorKind::QuotaExceeded,
             TlsError::KeyWithdrawn => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::InvalidData,
         };

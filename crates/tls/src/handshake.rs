@@ -22,7 +22,7 @@ const PDU_TYPE_MAX: u8 = 9;
 /// One end of a handshake. Give it what comes ([`Self::handle`]) and send what [`Self::take_output`] gives, also after
 /// an error: then it is the alert that tells the peer why.
 pub struct Handshake {
-    library: Library,
+    engine: Engine,
     /// The identity that this end offers; a target offers none.
     offered: Option<String>,
     /// Bytes that have come.
@@ -30,6 +30,14 @@ pub struct Handshake {
     /// Bytes that were given out.
     sent: usize,
     failed: Option<TlsError>,
+}
+
+/// A target has no memory for the library before the host's first byte: silent sockets cost nothing.
+enum Engine {
+    Idle(Arc<dyn PskLookup>),
+    /// It failed before the library was needed; the output is the alert.
+    Refused(Vec<u8>),
+    Running(Library),
 }
 
 /// What a handshake has made.
@@ -52,18 +60,19 @@ impl Handshake {
     pub fn client(psk: &ClientPsk) -> Result<Handshake, TlsError> {
         let library = Library::client(psk)?;
         let offered = Some(psk.identity.as_str().to_owned());
-        let mut handshake = Handshake { library, offered, received: 0, sent: 0, failed: None };
+        let mut handshake = Handshake::new(Engine::Running(library), offered);
         handshake.drive()?;
         Ok(handshake)
     }
 
     /// The end of a target.
-    ///
-    /// # Errors
-    /// When the library has no memory.
-    pub fn server(lookup: Arc<dyn PskLookup>) -> Result<Handshake, TlsError> {
-        let library = Library::server(lookup)?;
-        Ok(Handshake { library, offered: None, received: 0, sent: 0, failed: None })
+    #[must_use]
+    pub fn server(lookup: Arc<dyn PskLookup>) -> Handshake {
+        Handshake::new(Engine::Idle(lookup), None)
+    }
+
+    fn new(engine: Engine, offered: Option<String>) -> Handshake {
+        Handshake { engine, offered, received: 0, sent: 0, failed: None }
     }
 
     /// Whether anything has come from the peer.
@@ -93,7 +102,12 @@ impl Handshake {
             self.check_first(first)?;
         }
         self.received += bytes.len();
-        self.library.handle(bytes);
+        if let Engine::Idle(lookup) = &self.engine {
+            self.engine = Engine::Running(Library::server(Arc::clone(lookup))?);
+        }
+        if let Engine::Running(library) = &mut self.engine {
+            library.handle(bytes);
+        }
         let established = self.drive()?;
         if established.is_none() && self.received > INPUT_MAX {
             return Err(TlsError::TooLong(self.received));
@@ -112,7 +126,8 @@ impl Handshake {
     }
 
     fn drive(&mut self) -> Result<Option<Established>, TlsError> {
-        let Some(agreed) = self.library.drive()? else { return Ok(None) };
+        let Engine::Running(library) = &mut self.engine else { return Ok(None) };
+        let Some(agreed) = library.drive()? else { return Ok(None) };
         let wrong = |what: String| Err(TlsError::NotThePsk(what));
         let Ok(identity) = String::from_utf8(agreed.identity) else {
             return wrong("an identity that is not text".into());
@@ -140,7 +155,11 @@ impl Handshake {
 
     /// Bytes for the peer.
     pub fn take_output(&mut self) -> Vec<u8> {
-        let output = std::mem::take(self.library.output());
+        let output = match &mut self.engine {
+            Engine::Idle(_) => Vec::new(),
+            Engine::Refused(alert) => std::mem::take(alert),
+            Engine::Running(library) => std::mem::take(library.output()),
+        };
         self.sent += output.len();
         output
     }
@@ -148,7 +167,14 @@ impl Handshake {
     /// The alert of an error. Before this end has said anything, it is in the clear. After that, the library has said
     /// what is to be said.
     fn add_alert(&mut self, error: &TlsError) {
-        let output = self.library.output();
+        if matches!(self.engine, Engine::Idle(_)) {
+            self.engine = Engine::Refused(Vec::new());
+        }
+        let output = match &mut self.engine {
+            Engine::Idle(_) => return,
+            Engine::Refused(output) => output,
+            Engine::Running(library) => library.output(),
+        };
         if let (0, true, Some(alert)) = (self.sent, output.is_empty(), error.alert()) {
             output.extend([ALERT, 3, 3, 0, 2, 2, alert]);
         }

@@ -11,15 +11,17 @@
 //!
 //! The handshake is s2n-tls's, over memory ([`Handshake`]). When it is done, records are made and opened here
 //! ([`Session`]): an application's bytes are encrypted where they were copied to, and many PDUs share a record. Both
-//! do no I/O; [`stream`] moves their bytes.
+//! do no I/O; [`stream`] moves their bytes. The kernel may make and open the records instead ([`Ktls`]).
 
 mod binder;
 mod client_hello;
 mod either;
 mod error;
 mod handshake;
+mod kernel;
 mod keys;
 mod library;
+mod offload;
 mod pace;
 mod provider;
 mod record;
@@ -29,6 +31,7 @@ mod stream;
 pub use error::TlsError;
 pub use handshake::{Established, Handshake};
 pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};
-pub use provider::{HANDSHAKES_MAX, TlsAcceptor, TlsConnector, concatenate};
+pub use offload::Ktls;
+pub use provider::{TlsAcceptor, TlsConnector, concatenate};
 pub use record::{DATA_MAX, RECORD_MAX, Suite};
 pub use session::{Opened, Session};

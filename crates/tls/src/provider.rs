@@ -3,7 +3,6 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use raceline_auth::{GeneratedPsk, KeyError, Names};
 use raceline_reactor::{Socket, StreamProvider};
@@ -12,41 +11,17 @@ use crate::either::EitherStream;
 use crate::error::TlsError;
 use crate::handshake::Handshake;
 use crate::keys::{ClientPsk, ClientPskStore, PskLookup};
+use crate::offload::{Ktls, Offload};
 use crate::stream::TlsStream;
-
-/// Handshakes of one acceptor that are under way at once. One that waits has about 32 KiB of memory.
-pub const HANDSHAKES_MAX: usize = 256;
-
-/// The right to have a handshake under way. It goes back when it is dropped.
-pub(crate) struct Permit {
-    under_way: Option<Arc<AtomicUsize>>,
-}
-
-impl Permit {
-    fn unlimited() -> Permit {
-        Permit { under_way: None }
-    }
-
-    fn one_of(under_way: &Arc<AtomicUsize>) -> Result<Permit, TlsError> {
-        let before = under_way.fetch_add(1, Ordering::Relaxed);
-        let permit = Permit { under_way: Some(Arc::clone(under_way)) };
-        if before < HANDSHAKES_MAX { Ok(permit) } else { Err(TlsError::Busy(before)) }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        if let Some(under_way) = &self.under_way {
-            under_way.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
 
 /// TLS for a listener of a target. A connection that it has accepted gives no byte to its owner before its host has
 /// proved to know a key.
+///
+/// How many handshakes are under way, and for how long, is up to the owner of the sockets: a target bounds sockets
+/// before Connect, and has one that is among many give way. A bound of the acceptor's own would let strangers use it up.
 pub struct TlsAcceptor {
     lookup: Arc<dyn PskLookup>,
-    under_way: Arc<AtomicUsize>,
+    offload: Offload,
     takes_plain: bool,
 }
 
@@ -54,7 +29,7 @@ impl TlsAcceptor {
     /// For hosts whose keys `lookup` finds, at the time of each handshake.
     #[must_use]
     pub fn new(lookup: Arc<dyn PskLookup>) -> TlsAcceptor {
-        TlsAcceptor { lookup, under_way: Arc::default(), takes_plain: false }
+        TlsAcceptor { lookup, offload: Offload::default(), takes_plain: false }
     }
 
     /// The same, which hands connections on that do not begin with TLS: their owner lets them make a key for TLS
@@ -63,19 +38,25 @@ impl TlsAcceptor {
     pub fn or_plain(self) -> TlsAcceptor {
         TlsAcceptor { takes_plain: true, ..self }
     }
+
+    /// Says whether the kernel makes the records of its connections; without this, it does not.
+    ///
+    /// # Errors
+    /// With [`Ktls::On`], when the kernel cannot.
+    pub fn with_ktls(self, ktls: Ktls) -> Result<TlsAcceptor, TlsError> {
+        Ok(TlsAcceptor { offload: Offload::decide(ktls)?, ..self })
+    }
 }
 
 impl StreamProvider for TlsAcceptor {
     fn accepted(&self, socket: Socket) -> io::Result<Socket> {
-        let permit = Permit::one_of(&self.under_way)?;
+        let lookup = Arc::clone(&self.lookup);
         if self.takes_plain {
             let (local, peer) = (socket.local_address(), socket.peer_address());
-            let lookup = Arc::clone(&self.lookup);
-            let stream = EitherStream::new(socket.into_transport()?, lookup, permit);
+            let stream = EitherStream::new(socket.into_transport()?, lookup, self.offload);
             return Ok(Socket::provided(Box::new(stream), local, peer));
         }
-        let handshake = Handshake::server(Arc::clone(&self.lookup))?;
-        wrap(socket, handshake, permit)
+        wrap(socket, Handshake::server(lookup), self.offload)
     }
 
     fn is_secure(&self) -> bool {
@@ -94,7 +75,7 @@ impl StreamProvider for TlsAcceptor {
 
 impl fmt::Debug for TlsAcceptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TlsAcceptor({} handshakes)", self.under_way.load(Ordering::Relaxed))
+        f.debug_struct("TlsAcceptor").finish_non_exhaustive()
     }
 }
 
@@ -103,13 +84,22 @@ impl fmt::Debug for TlsAcceptor {
 #[derive(Clone, Debug)]
 pub struct TlsConnector {
     psk: ClientPskStore,
+    offload: Offload,
 }
 
 impl TlsConnector {
     /// With this key, which its owner may take away: connections fail from then on.
     #[must_use]
     pub fn new(psk: impl Into<ClientPskStore>) -> TlsConnector {
-        TlsConnector { psk: psk.into() }
+        TlsConnector { psk: psk.into(), offload: Offload::default() }
+    }
+
+    /// Says whether the kernel makes the records of its connections; without this, it does not.
+    ///
+    /// # Errors
+    /// With [`Ktls::On`], when the kernel cannot.
+    pub fn with_ktls(self, ktls: Ktls) -> Result<TlsConnector, TlsError> {
+        Ok(TlsConnector { offload: Offload::decide(ktls)?, ..self })
     }
 }
 
@@ -121,7 +111,7 @@ impl StreamProvider for TlsConnector {
 
     fn connected(&self, socket: Socket) -> io::Result<Socket> {
         let psk = self.psk.get().ok_or(TlsError::KeyWithdrawn)?;
-        wrap(socket, Handshake::client(&psk)?, Permit::unlimited())
+        wrap(socket, Handshake::client(&psk)?, self.offload)
     }
 }
 
@@ -133,8 +123,8 @@ pub fn concatenate(psk: &GeneratedPsk, names: &Names) -> Result<Arc<dyn StreamPr
     Ok(Arc::new(TlsConnector::new(ClientPsk::generated(psk, names)?)))
 }
 
-fn wrap(socket: Socket, handshake: Handshake, permit: Permit) -> io::Result<Socket> {
+fn wrap(socket: Socket, handshake: Handshake, offload: Offload) -> io::Result<Socket> {
     let (local, peer) = (socket.local_address(), socket.peer_address());
-    let stream = TlsStream::new(socket.into_transport()?, handshake, permit);
+    let stream = TlsStream::new(socket.into_transport()?, handshake, offload);
     Ok(Socket::provided(Box::new(stream), local, peer))
 }

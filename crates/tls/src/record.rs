@@ -96,6 +96,36 @@ fn expand(suite: Suite, secret: &SecretBytes, label: &str, out: &mut [u8]) {
     filled.expect("fewer bytes than 255 hashes");
 }
 
+/// What whoever makes or opens the records of one direction has to know.
+pub(crate) struct TrafficKeys {
+    pub(crate) suite: Suite,
+    key: [u8; 32],
+    pub(crate) iv: [u8; aead::NONCE_LEN],
+    /// The number of the next record.
+    pub(crate) sequence: u64,
+}
+
+impl TrafficKeys {
+    /// RFC 8446, 7.3.
+    fn derive(suite: Suite, secret: &SecretBytes, sequence: u64) -> TrafficKeys {
+        assert_eq!(secret.expose().len(), suite.secret_len(), "the secret is one of this suite");
+        let (mut key, mut iv) = ([0; 32], [0; aead::NONCE_LEN]);
+        expand(suite, secret, "key", &mut key[..suite.aead().key_len()]);
+        expand(suite, secret, "iv", &mut iv);
+        TrafficKeys { suite, key, iv, sequence }
+    }
+
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key[..self.suite.aead().key_len()]
+    }
+}
+
+impl Drop for TrafficKeys {
+    fn drop(&mut self) {
+        self.key.zeroize();
+    }
+}
+
 /// The keys of one direction.
 struct Keys {
     suite: Suite,
@@ -108,15 +138,14 @@ struct Keys {
 
 impl Keys {
     fn new(suite: Suite, secret: SecretBytes) -> Keys {
-        assert_eq!(secret.expose().len(), suite.secret_len(), "the secret is one of this suite");
-        let mut bytes = [0; 32];
-        let key = &mut bytes[..suite.aead().key_len()];
-        expand(suite, &secret, "key", key);
-        let key = UnboundKey::new(suite.aead(), key).expect("a key of the right length");
-        bytes.zeroize();
-        let mut iv = [0; aead::NONCE_LEN];
-        expand(suite, &secret, "iv", &mut iv);
-        Keys { suite, secret, key: LessSafeKey::new(key), iv, sequence: 0 }
+        let traffic = TrafficKeys::derive(suite, &secret, 0);
+        let key = UnboundKey::new(suite.aead(), traffic.key()).expect("a key of the right length");
+        Keys { suite, secret, key: LessSafeKey::new(key), iv: traffic.iv, sequence: 0 }
+    }
+
+    /// For somebody else who goes on with the next record.
+    fn traffic_keys(&self) -> TrafficKeys {
+        TrafficKeys::derive(self.suite, &self.secret, self.sequence)
     }
 
     /// The next generation (RFC 8446, 7.2).
@@ -158,6 +187,16 @@ impl Sealer {
     /// Turns to the next key.
     pub(crate) fn change_key(&mut self) {
         self.keys = self.keys.next();
+    }
+
+    /// What the kernel needs to make the next record.
+    pub(crate) fn traffic_keys(&self) -> TrafficKeys {
+        self.keys.traffic_keys()
+    }
+
+    /// The kernel has made as many records.
+    pub(crate) fn skip(&mut self, records: u64) {
+        self.keys.sequence = self.keys.sequence.saturating_add(records);
     }
 
     /// Makes a record at the front of `out` that protects content of the type `kind`. `fill` writes the content into
@@ -202,6 +241,11 @@ impl Opener {
     /// Turns to the next key.
     pub(crate) fn change_key(&mut self) {
         self.keys = self.keys.next();
+    }
+
+    /// What the kernel needs to open the next record.
+    pub(crate) fn traffic_keys(&self) -> TrafficKeys {
+        self.keys.traffic_keys()
     }
 
     /// Opens a whole record, header included, where it lies. Gives the type and the length of its content, which then

@@ -7,8 +7,11 @@ use raceline_auth::SecretBytes;
 use crate::error::TlsError;
 use crate::record::{
     ALERT, APPLICATION_DATA, DATA_MAX, HANDSHAKE, HEADER, OVERHEAD, Opener, Sealer, Suite,
-    opened_max, record_len,
+    TrafficKeys, opened_max, record_len,
 };
+
+/// A KeyUpdate with update_not_requested: the peer looks after its own keys.
+pub(crate) const OWN_KEY_UPDATE: [u8; 5] = [KEY_UPDATE, 0, 0, 1, 0];
 
 /// Records without data in a row, after which a peer is given up.
 const EMPTY_MAX: u32 = 32;
@@ -28,6 +31,8 @@ pub struct Session {
     empty: u32,
     /// The peer has asked for another key of ours, and it is not made yet.
     key_asked: bool,
+    /// How often the peer has changed its key.
+    generation: u64,
     closed: bool,
     /// Why nothing is opened any more: a record that is missing must not go unnoticed.
     failed: Option<TlsError>,
@@ -57,9 +62,35 @@ impl Session {
             message: Vec::new(),
             empty: 0,
             key_asked: false,
+            generation: 0,
             closed: false,
             failed: None,
         }
+    }
+
+    /// Two ends with keys that anyone knows, for tests of what follows a handshake.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn pair(suite: Suite) -> (Session, Session) {
+        let secret = |byte| SecretBytes::new(&[byte; 48][..suite.secret_len()]);
+        (Session::new(suite, secret(1), secret(2)), Session::new(suite, secret(2), secret(1)))
+    }
+
+    /// Makes a record of any type at the front of `out`, for tests of peers that misbehave. Gives its length.
+    ///
+    /// # Panics
+    /// If `out` has less than `sealed_max(content.len())` bytes.
+    #[doc(hidden)]
+    pub fn seal_any(&mut self, kind: u8, out: &mut [u8], content: &[u8]) -> usize {
+        let sealed = self.sealer.seal(kind, out, |room| {
+            room[..content.len()].copy_from_slice(content);
+            content.len()
+        });
+        // As its own peer, so that the next record has the key that this one announces.
+        if kind == HANDSHAKE && matches!(content, [KEY_UPDATE, 0, 0, 1, 0 | 1]) {
+            self.sealer.change_key();
+        }
+        sealed
     }
 
     /// Memory that [`Self::seal`] needs for a record of `len` bytes, with the changes of keys before it.
@@ -100,18 +131,66 @@ impl Session {
 
     /// A KeyUpdate, if the peer has asked for it or the key is worn.
     fn change_key(&mut self, out: &mut [u8]) -> usize {
-        if !self.key_asked && !self.sealer.is_worn() {
+        if !self.owes_key() {
             return 0;
         }
-        self.key_asked = false;
-        // update_not_requested: the peer looks after its own keys.
-        let message = [KEY_UPDATE, 0, 0, 1, 0];
+        let message = OWN_KEY_UPDATE;
         let sealed = self.sealer.seal(HANDSHAKE, &mut out[..KEY_UPDATE_RECORD], |room| {
             room[..message.len()].copy_from_slice(&message);
             message.len()
         });
-        self.sealer.change_key();
+        self.take_next_key();
         sealed
+    }
+
+    /// Whether a KeyUpdate has to stand before the next data.
+    pub(crate) fn owes_key(&self) -> bool {
+        self.key_asked || self.sealer.is_worn()
+    }
+
+    /// Our KeyUpdate is sealed: turns to the key that follows it.
+    pub(crate) fn take_next_key(&mut self) {
+        self.key_asked = false;
+        self.sealer.change_key();
+    }
+
+    /// What the kernel needs to make the records from here on.
+    pub(crate) fn keys_to_send(&self) -> TrafficKeys {
+        self.sealer.traffic_keys()
+    }
+
+    /// What the kernel needs to open the records from here on.
+    pub(crate) fn keys_to_receive(&self) -> TrafficKeys {
+        self.opener.traffic_keys()
+    }
+
+    /// The kernel has made at most as many records.
+    pub(crate) fn skip_sent(&mut self, records: u64) {
+        self.sealer.skip(records);
+    }
+
+    /// Takes the content of a record that the kernel has opened. The next key of the peer may begin with it: then
+    /// [`Self::keys_to_receive`] gives that one, and `true` is the second value.
+    pub(crate) fn take_opened(
+        &mut self,
+        kind: u8,
+        content: &[u8],
+    ) -> Result<(Opened, bool), TlsError> {
+        if let Some(over) = self.over() {
+            return over.map(|opened| (opened, false));
+        }
+        let before = self.generation;
+        let result = self.take(kind, 0, content);
+        self.settle(result).map(|opened| (opened, self.generation != before))
+    }
+
+    /// The kernel has opened data.
+    pub(crate) fn take_data(&mut self) -> Result<(), TlsError> {
+        if !self.message.is_empty() {
+            return Err(TlsError::UnexpectedRecord(APPLICATION_DATA));
+        }
+        self.empty = 0;
+        Ok(())
     }
 
     /// Makes the last record, at the front of `out`, which has `sealed_max(1)` bytes: close_notify, or the alert of an
@@ -240,6 +319,7 @@ impl Session {
                 (KEY_UPDATE, [request @ 0..=1]) if last => {
                     self.key_asked |= *request == 1;
                     self.opener.change_key();
+                    self.generation += 1;
                 }
                 (KEY_UPDATE, _) => return Err(TlsError::Malformed("KeyUpdate")),
                 _ => return Err(TlsError::UnexpectedMessage(kind)),

@@ -9,9 +9,9 @@ use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 
 use crate::error::TlsError;
 use crate::handshake::{Established, Handshake};
+use crate::offload::{Kernel, Offload};
 use crate::pace;
-use crate::provider::Permit;
-use crate::record::{DATA_MAX, OVERHEAD, RECORD_MAX};
+use crate::record::{DATA_MAX, HEADER, OVERHEAD, RECORD_MAX, record_len};
 use crate::session::{Opened, Session};
 
 /// Records that are written by one call, at most, and that are read by one.
@@ -24,14 +24,21 @@ const RAW_BYTES: usize = RECORDS * RECORD_MAX;
 const HANDSHAKE_BYTES: usize = 4 << 10;
 
 enum Phase {
-    Handshake { handshake: Box<Handshake>, _permit: Permit },
-    Open(Box<Session>),
+    Handshake(Box<Handshake>),
+    Open(Box<Open>),
+}
+
+/// A connection after its handshake.
+struct Open {
+    session: Session,
+    kernel: Kernel,
 }
 
 /// See the module.
 pub(crate) struct TlsStream {
     transport: Transport,
     phase: Phase,
+    offload: Offload,
     out: Outbox,
     raw: Raw,
     identity: Option<String>,
@@ -145,11 +152,17 @@ impl Raw {
         Ok(Some((opened, 0)))
     }
 
-    /// Reads more. There are no data, and the records are less than one.
-    fn fill(&mut self, transport: &mut Transport) -> io::Result<usize> {
+    /// Reads more. There are no data, and the records are less than one. With `one`, it reads no byte behind the record
+    /// that has begun.
+    fn fill(&mut self, transport: &mut Transport, one: bool) -> io::Result<usize> {
         self.bytes.copy_within(self.records.clone(), 0);
         self.records = 0..self.records.len();
-        let count = transport.read(&mut self.bytes[self.records.end..])?;
+        let end = match record_len(&self.bytes[self.records.clone()])? {
+            _ if !one => self.bytes.len(),
+            Some(len) => len,
+            None => HEADER,
+        };
+        let count = transport.read(&mut self.bytes[self.records.end..end])?;
         self.records.end += count;
         Ok(count)
     }
@@ -157,12 +170,17 @@ impl Raw {
 
 impl TlsStream {
     /// Around a fresh connection.
-    pub(crate) fn new(transport: Transport, mut handshake: Handshake, permit: Permit) -> TlsStream {
+    pub(crate) fn new(
+        transport: Transport,
+        mut handshake: Handshake,
+        offload: Offload,
+    ) -> TlsStream {
         let mut out = Outbox::default();
         out.push(&handshake.take_output());
         TlsStream {
             transport,
-            phase: Phase::Handshake { handshake: Box::new(handshake), _permit: permit },
+            phase: Phase::Handshake(Box::new(handshake)),
+            offload,
             out,
             raw: Raw::default(),
             identity: None,
@@ -178,14 +196,29 @@ impl TlsStream {
             return result;
         }
         let failure = Failure::of(error);
-        if let (Failure::Tls(error), Phase::Open(session)) = (&failure, &mut self.phase) {
-            let len = session.close(Some(error), self.out.room(Session::sealed_max(DATA_MAX)));
-            self.out.filled.end += len;
+        if let Failure::Tls(error) = &failure {
+            let error = error.clone();
+            self.say_end(Some(&error));
         }
         // The last words leave now or never.
         let _ = self.out.pay(&mut self.transport);
         self.failed = Some(failure);
         result
+    }
+
+    /// Makes the last record: close_notify, or the alert of an error.
+    fn say_end(&mut self, error: Option<&TlsError>) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        if open.kernel.sends_already() {
+            let alert = match error {
+                None => Some([1, 0]),
+                Some(error) => error.alert().map(|description| [2, description]),
+            };
+            alert.iter().for_each(|alert| open.kernel.alert(&self.transport, *alert));
+        } else {
+            let len = open.session.close(error, self.out.room(Session::sealed_max(DATA_MAX)));
+            self.out.filled.end += len;
+        }
     }
 
     /// Gives the error that has ended the connection. A socket that has failed to receive says itself what it does with
@@ -201,7 +234,7 @@ impl TlsStream {
     fn shake_hands(&mut self) -> io::Result<()> {
         loop {
             self.out.pay(&mut self.transport)?;
-            let Phase::Handshake { handshake, .. } = &mut self.phase else { return Ok(()) };
+            let Phase::Handshake(handshake) = &mut self.phase else { return Ok(()) };
             if !pace::allows() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
@@ -227,14 +260,26 @@ impl TlsStream {
         tracing::debug!(identity = %identity.escape_debug(), suite = suite.name(), "TLS is established");
         self.raw = Raw::beginning(&rest);
         self.identity = Some(identity);
-        // With this the handshake's permit goes back.
-        self.phase = Phase::Open(Box::new(session));
+        self.phase = Phase::Open(Box::new(Open { session, kernel: Kernel::new(self.offload) }));
+    }
+
+    /// Sends, if the kernel makes the records, or takes them over now.
+    fn transmit_by_kernel(&mut self, batch: &mut SendBatch) -> io::Result<Option<usize>> {
+        // Bytes that are sealed, or of the handshake, leave before.
+        self.out.pay(&mut self.transport)?;
+        let Phase::Open(open) = &mut self.phase else { return Ok(None) };
+        let Open { session, kernel } = &mut **open;
+        if !kernel.sends(&self.transport, session)? {
+            return Ok(None);
+        }
+        kernel.transmit(&mut self.transport, session, batch).map(Some)
     }
 
     fn receive_some(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
-        let Phase::Open(session) = &mut self.phase else {
+        let Phase::Open(open) = &mut self.phase else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
+        let Open { session, kernel } = &mut **open;
         let room = into.room();
         let mut filled = 0;
         loop {
@@ -250,7 +295,10 @@ impl TlsStream {
                 Ok(Some((Opened::Closed, _))) => self.ended = true,
                 Ok(Some((Opened::Data { .. }, put))) => filled += put,
                 Ok(Some((Opened::Nothing, _))) => {
-                    if session.owes_answer() && self.out.filled.len() < OUT_BYTES {
+                    if session.owes_answer()
+                        && !kernel.sends_already()
+                        && self.out.filled.len() < OUT_BYTES
+                    {
                         let len = session.answer(self.out.room(Session::sealed_max(DATA_MAX)));
                         self.out.filled.end += len;
                         ignore_full(self.out.pay(&mut self.transport))?;
@@ -263,8 +311,18 @@ impl TlsStream {
                     return Ok(filled);
                 }
                 Ok(None) if filled > 0 => return Ok(filled),
+                Ok(None)
+                    if self.raw.records.is_empty()
+                        && kernel.receives(&self.transport, session)? =>
+                {
+                    self.raw = Raw::default();
+                    let received = kernel.receive(&mut self.transport, session, into)?;
+                    self.ended = received.is_none();
+                    return Ok(received.unwrap_or(0));
+                }
                 Ok(None) => {
-                    if self.raw.fill(&mut self.transport)? == 0 {
+                    let one = kernel.waits_for_boundary();
+                    if self.raw.fill(&mut self.transport, one)? == 0 {
                         return Err(TlsError::CutOff.into());
                     }
                 }
@@ -285,7 +343,7 @@ impl ByteStream for TlsStream {
     fn advance(&mut self) -> io::Result<()> {
         self.check(false)?;
         match &self.phase {
-            Phase::Handshake { .. } => {
+            Phase::Handshake(_) => {
                 let result = self.shake_hands();
                 self.settle(result)
             }
@@ -303,13 +361,20 @@ impl ByteStream for TlsStream {
     /// batch at once, and then calls [`Self::advance`].
     fn transmit(&mut self, batch: &mut SendBatch) -> io::Result<usize> {
         self.check(false)?;
-        if matches!(self.phase, Phase::Handshake { .. }) {
+        if matches!(self.phase, Phase::Handshake(_)) {
             return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if matches!(&self.phase, Phase::Open(open) if open.kernel.will_send()) {
+            let result = self.transmit_by_kernel(batch);
+            if let Some(sent) = self.settle(result)? {
+                return Ok(sent);
+            }
         }
         if self.out.filled.end + Session::sealed_max(DATA_MAX) > OUT_BYTES {
             self.out.pay(&mut self.transport)?;
         }
-        let Phase::Open(session) = &mut self.phase else { return Ok(0) };
+        let Phase::Open(open) = &mut self.phase else { return Ok(0) };
+        let session = &mut open.session;
         let needed = Session::sealed_max(batch.len().min(DATA_MAX));
         let (sealed, taken) = session.seal(self.out.room(needed), |room| batch.copy_unsent(room));
         self.out.filled.end += sealed;
@@ -324,12 +389,16 @@ impl ByteStream for TlsStream {
     }
 
     fn interest(&self, waiting: Interest) -> Interest {
-        let shakes_hands = matches!(self.phase, Phase::Handshake { .. });
+        let shakes_hands = matches!(self.phase, Phase::Handshake(_));
         if matches!(self.failed, Some(Failure::Tls(_))) {
             return Interest::NONE;
         }
         let owes = !self.out.filled.is_empty();
-        Interest { read: waiting.read || shakes_hands && !owes, write: owes }
+        let by_kernel = matches!(&self.phase, Phase::Open(open) if open.kernel.sends_already());
+        Interest {
+            read: waiting.read || shakes_hands && !owes,
+            write: owes || by_kernel && waiting.write,
+        }
     }
 
     fn source(&self) -> Source<'_> {
@@ -345,10 +414,11 @@ impl ByteStream for TlsStream {
     }
 
     fn close(&mut self, reset: bool) {
-        if let (false, None, Phase::Open(session)) = (reset, &self.failed, &mut self.phase) {
-            let len = session.close(None, self.out.room(Session::sealed_max(DATA_MAX)));
-            self.out.filled.end += len;
-            let _ = self.out.pay(&mut self.transport);
+        if !reset && self.failed.is_none() {
+            self.say_end(None);
+            if matches!(self.phase, Phase::Open(_)) {
+                let _ = self.out.pay(&mut self.transport);
+            }
         }
         self.transport.close(reset);
     }

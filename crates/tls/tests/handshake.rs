@@ -49,7 +49,7 @@ type Ends = (Result<Established, TlsError>, Result<Established, TlsError>);
 
 impl Pair {
     fn new(lookup: Arc<dyn PskLookup>, psk: &ClientPsk) -> Pair {
-        Pair { client: Handshake::client(psk).unwrap(), server: Handshake::server(lookup).unwrap() }
+        Pair { client: Handshake::client(psk).unwrap(), server: Handshake::server(lookup) }
     }
 
     /// Runs until both ends are done, or until nothing is left on the wire. `wire` sees each flight: whether the client
@@ -331,7 +331,7 @@ fn handshakes_that_are_cut_off_wait() {
 #[test]
 fn peers_without_tls_are_told_apart() {
     let key = key(Hash::Sha256);
-    let mut server = Handshake::server(table(&key)).unwrap();
+    let mut server = Handshake::server(table(&key));
     let ic_req = [&[0, 0, 128, 0, 128, 0, 0, 0][..], &[0; 120]].concat();
     let error = server.handle(&ic_req).map(|_| ()).unwrap_err();
     assert_eq!(error, TlsError::Plain(0));
@@ -345,7 +345,7 @@ fn peers_without_tls_are_told_apart() {
     let error = client.handle(&[21, 3, 3, 0, 2, 2, 115]).map(|_| ()).unwrap_err();
     assert_eq!(error, TlsError::Alert(115));
     for first in [20, 21, 23, b'G', 255] {
-        let mut server = Handshake::server(table(&key)).unwrap();
+        let mut server = Handshake::server(table(&key));
         assert_eq!(server.handle(&[first]).map(|_| ()).unwrap_err(), TlsError::NotTls(first));
     }
 }
@@ -353,7 +353,7 @@ fn peers_without_tls_are_told_apart() {
 #[test]
 fn endless_handshakes_are_given_up() {
     let key = key(Hash::Sha256);
-    let mut server = Handshake::server(table(&key)).unwrap();
+    let mut server = Handshake::server(table(&key));
     // The first fragment of a ClientHello of 16 MiB, without end.
     let mut given = 0;
     let error = loop {
@@ -475,7 +475,7 @@ proptest! {
             }
         }
         let key = key(Hash::Sha256);
-        let mut server = Handshake::server(table(&key)).unwrap();
+        let mut server = Handshake::server(table(&key));
         let mut client = Handshake::client(&offer(&key, IdentityVersion::One)).unwrap();
         for end in [&mut server, &mut client] {
             for part in bytes.chunks(piece) {

@@ -69,6 +69,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/sandbox/tests/attempts/denied.rs",
     "crates/sandbox/tests/attempts/support.rs",
     "crates/sandbox/tests/attempts/works.rs",
+    "crates/tls/src/kernel.rs",
     "crates/tls/src/library.rs",
 ];
 

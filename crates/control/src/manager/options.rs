@@ -8,6 +8,7 @@ use raceline_reactor::Backend;
 use raceline_target::{
     DiscoveryFilter, MIN_ZERO_COPY_BYTES, PlacementPolicy, TargetConfig, ZeroCopySend,
 };
+use raceline_tls::Ktls;
 use serde::{Deserialize, Serialize};
 
 use super::Model;
@@ -16,6 +17,10 @@ use super::catalogue::Key;
 /// The kinds of sockets by SPDK's names, and the backend that does their I/O here.
 pub const SOCKET_KINDS: [(&str, Backend); 2] =
     [("posix", Backend::Auto), ("uring", Backend::Uring)];
+
+/// SPDK's sockets with TLS. There are none here. Their options are kept, because every configuration that SPDK saves has
+/// them, and one of them is obeyed.
+pub(crate) const TLS_KIND: &str = "ssl";
 
 /// The smallest number of I/O buffers of each size that a core works with.
 const MIN_BUFFERS_PER_CORE: usize = 4;
@@ -51,7 +56,7 @@ pub struct SocketOptions {
     pub zerocopy_threshold: u32,
     /// TLS version.
     pub tls_version: u32,
-    /// TLS in the kernel.
+    /// The kernel makes the records of TLS, where it can change their keys. Obeyed for [`TLS_KIND`].
     pub enable_ktls: bool,
 }
 
@@ -195,6 +200,11 @@ impl Model {
         let set = self.catalogue.get(&option_key(&format!("sock-{kind}")));
         let set = set.and_then(|entry| serde_json::from_value(entry.params.clone()).ok());
         set.unwrap_or_else(|| SocketOptions::new(kind))
+    }
+
+    /// Whether the kernel makes the records of TLS.
+    pub(crate) fn ktls(&self) -> Ktls {
+        if self.socket_options(TLS_KIND).enable_ktls { Ktls::Auto } else { Ktls::Off }
     }
 
     /// The kind of sockets that is used.

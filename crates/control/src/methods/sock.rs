@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::error::RpcError;
 use crate::manager::catalogue::{Entry, Section};
-use crate::manager::options::{SOCKET_KINDS, SocketOptions, option_key};
+use crate::manager::options::{SOCKET_KINDS, SocketOptions, TLS_KIND, option_key};
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, flag_or_number, refuse};
 
@@ -15,10 +15,6 @@ pub(super) fn register(registry: &mut Registry) {
     registry.read("sock_get_default_impl", States::Both, get_default);
     registry.change("sock_set_default_impl", States::Startup, set_default);
 }
-
-/// SPDK's sockets with TLS. There are none here; their options are kept, because every configuration
-/// that SPDK saves has them.
-const TLS_KIND: &str = "ssl";
 
 /// The greatest value of enable_placement_id that SPDK knows.
 const MAX_PLACEMENT: u32 = 3;
@@ -74,7 +70,7 @@ struct SetOptions {
 fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
     check_kind_with_options(&params.impl_name)?;
     refuse(&[
-        ("enable_ktls", params.enable_ktls == Some(true)),
+        ("enable_ktls", params.enable_ktls == Some(true) && params.impl_name != TLS_KIND),
         ("tls_version", params.tls_version.is_some_and(|version| version != 0)),
     ])?;
     if params.enable_placement_id.is_some_and(|id| id > MAX_PLACEMENT) {
@@ -97,6 +93,7 @@ fn set_options(call: &Call<'_>, params: SetOptions) -> Result<bool, RpcError> {
             enable_zerocopy_send_server: server.unwrap_or(old.enable_zerocopy_send_server),
             enable_zerocopy_send_client: client.unwrap_or(old.enable_zerocopy_send_client),
             zerocopy_threshold: params.zerocopy_threshold.unwrap_or(old.zerocopy_threshold),
+            enable_ktls: params.enable_ktls.unwrap_or(old.enable_ktls),
             ..old
         };
         let entry = Entry::new(Section::Sock, "sock_impl_set_options", &options)?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 use raceline_target::DEFAULT_QUEUE_DEPTH;
+use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
 use super::connections::ConnectionArgs;
@@ -87,6 +88,10 @@ pub(crate) struct ExportArgs {
     /// Derive from the key of --tls-psk what nvme-cli 2.13 and older derive from it
     #[arg(long)]
     pub(crate) tls_compat: bool,
+
+    /// Let the kernel make the records of TLS: never, if it can do all of it, or insist on it
+    #[arg(long, value_name = "off|auto|on", default_value = "off", requires = "tls_psk")]
+    pub(crate) ktls: Ktls,
 
     /// Accept that other machines connect without encryption
     #[arg(long)]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
 use super::paths::PathArgs;
@@ -70,6 +71,10 @@ pub(crate) struct AddressArgs {
     /// Begin with an authentication that makes a key for TLS, and do all else over TLS with that key
     #[arg(long, help_heading = "Host", conflicts_with = "tls_psk")]
     pub(crate) concat: bool,
+
+    /// Let the kernel make the records of TLS: never, if it can do all of it, or insist on it
+    #[arg(long, value_name = "off|auto|on", default_value = "off", help_heading = "Host")]
+    pub(crate) ktls: Ktls,
 
     /// Keep alive timeout in seconds, 0 for none
     #[arg(short = 'k', long = "keep-alive-tmo", value_name = "TIME", help_heading = "Host")]

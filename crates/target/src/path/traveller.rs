@@ -52,6 +52,8 @@ pub(crate) struct PackedCommands {
 /// A connection on its way to another core, without the memory of its core.
 pub(crate) struct PackedConnection {
     pub(crate) ends: Ends,
+    /// It counts among the connections of its source that are known.
+    pub(crate) admitted: bool,
     pub(crate) commands: PackedCommands,
 }
 

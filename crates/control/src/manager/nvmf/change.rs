@@ -273,7 +273,7 @@ impl Change<'_> {
                 return Err(ManagerError::Invalid(text));
             }
             let cores = found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
-            (cores, found.secure_channel.entrance(level))
+            (cores, found.secure_channel.entrance(level, model.ktls()))
         };
         let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener_in(nqn, socket, entrance.clone(), &ana);

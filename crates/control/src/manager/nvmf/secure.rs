@@ -1,12 +1,12 @@
 //! Listeners with a secure channel: TLS 1.3 with the pre-shared keys of the hosts that may connect.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use raceline_auth::{GeneratedKeys, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_target::Entrance;
-use raceline_tls::{PskTable, TlsAcceptor};
+use raceline_tls::{Ktls, PskTable, TlsAcceptor};
 
 use super::PortLevel;
 use crate::manager::{ManagerError, lock};
@@ -15,30 +15,30 @@ use crate::manager::{ManagerError, lock};
 type HostPsks = BTreeMap<Nqn, TlsKey>;
 
 /// The keys of a target's hosts, and what carries the connections that come by its secure listeners.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SecureChannel {
     keys: Arc<PskTable>,
-    streams: Arc<TlsAcceptor>,
-    /// The same for listeners where authentications make keys for TLS.
-    concatenating: Arc<TlsAcceptor>,
+    /// What carries TLS, and the same for listeners where authentications make keys for it. The first listener decides
+    /// whether the kernel makes the records.
+    streams: OnceLock<[Arc<TlsAcceptor>; 2]>,
     /// The keys by host. Any of them holds for discovery.
     given: Mutex<BTreeMap<Nqn, HostPsks>>,
 }
 
-impl Default for SecureChannel {
-    fn default() -> Self {
-        let keys = Arc::new(PskTable::new());
-        let acceptor = || TlsAcceptor::new(Arc::clone(&keys) as _);
-        let (streams, concatenating) = (Arc::new(acceptor()), Arc::new(acceptor().or_plain()));
-        Self { keys, streams, concatenating, given: Mutex::default() }
-    }
-}
-
 impl SecureChannel {
     /// How connections come in by a listener of this level; what carries them is the same for all such listeners.
-    pub(super) fn entrance(&self, level: PortLevel) -> Entrance {
-        let streams = if level.concatenates { &self.concatenating } else { &self.streams };
-        let streams = level.security.tls.then(|| Arc::clone(streams) as _);
+    pub(super) fn entrance(&self, level: PortLevel, ktls: Ktls) -> Entrance {
+        let make = || {
+            let acceptor = || TlsAcceptor::new(Arc::clone(&self.keys) as _);
+            // A kernel that refuses is an error for `on` alone, which no method asks for.
+            let acceptor = || acceptor().with_ktls(ktls).unwrap_or_else(|_| acceptor());
+            [Arc::new(acceptor()), Arc::new(acceptor().or_plain())]
+        };
+        let streams = || {
+            let [tls, concatenating] = self.streams.get_or_init(make);
+            Arc::clone(if level.concatenates { concatenating } else { tls }) as _
+        };
+        let streams = level.security.tls.then(streams);
         Entrance { streams, authentication: level.security.authentication }
     }
 

@@ -86,8 +86,8 @@ impl Connection {
 
     /// What another core needs to go on, after [`Self::depart`].
     pub(crate) fn pack(self) -> Option<PackedConnection> {
-        let Self { ends, commands, .. } = self;
-        Some(PackedConnection { ends, commands: commands.pack()? })
+        let Self { ends, admitted, commands, .. } = self;
+        Some(PackedConnection { ends, admitted, commands: commands.pack()? })
     }
 
     /// A connection that has come from another core, and its writes that have yet to begin.
@@ -97,13 +97,13 @@ impl Connection {
         packed: PackedConnection,
         (core, now): (&mut Core, Instant),
     ) -> (Self, Vec<Sqe>) {
-        let PackedConnection { ends, commands } = packed;
+        let PackedConnection { ends, admitted, commands } = packed;
         let (commands, waiting) = Commands::unpack(key, commands, core);
         core.digests |= commands.out.queue.data_digest();
         let mut inbox = Inbox::of(&core.shared.config, &ends);
         inbox.set_queue(false);
         let (role, life, moving) = (Role::Io, Life::of_queue(now), None);
-        (Self { key, socket, ends, life, role, inbox, commands, moving }, waiting)
+        (Self { key, socket, ends, life, admitted, role, inbox, commands, moving }, waiting)
     }
 
     /// Goes on after a move, with the writes that have waited for it.

@@ -144,6 +144,9 @@ impl PollGroup {
 fn lost(shared: Arc<Shared>, from: Place) -> Box<dyn FnMut(PackedConnection, Seat) + Send> {
     Box::new(move |connection, seat| {
         shared.unplace(seat);
+        if connection.admitted {
+            shared.depart(connection.ends.peer.ip());
+        }
         shared.ledger().detach(from);
         let (qid, home) = (connection.commands.io.qid, connection.commands.io.home.place);
         shared.send(home.core, Message::IoClosed { home: home.key, qid, from });

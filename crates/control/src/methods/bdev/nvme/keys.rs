@@ -74,8 +74,10 @@ pub(super) fn hold_psk(
 }
 
 /// TLS with this key.
-pub(super) fn streams(psk: &HeldPsk) -> Arc<dyn StreamProvider> {
-    Arc::new(TlsConnector::new(psk.store.clone()))
+pub(super) fn streams(call: &Call<'_>, psk: &HeldPsk) -> Result<Arc<dyn StreamProvider>, RpcError> {
+    let connector = TlsConnector::new(psk.store.clone()).with_ktls(call.manager.model().ktls());
+    let connector = connector.map_err(|error| RpcError::errno(libc::EIO).because(error))?;
+    Ok(Arc::new(connector))
 }
 
 #[derive(Deserialize)]
