@@ -9,6 +9,8 @@
 //!
 //! Raceline's target is the daemon of `raceline serve` or the target of `raceline export`. The two are also
 //! measured against each other ([`Subject::Both`]): they run in turn, and the other one sleeps.
+//!
+//! Over TLS, the bare pair makes and opens records, and a third run in each pair is the product without TLS.
 
 mod daemon;
 mod grid;
@@ -17,9 +19,11 @@ pub mod report;
 
 use std::time::Duration;
 
+use raceline_auth::KeyError;
 use raceline_reactor::buffer::PageBuf;
 use raceline_reactor::{Backend, HugePages, Mode};
 use raceline_target::TargetError;
+use raceline_tls::Suite;
 
 use crate::distance::{Distance, Distances};
 use crate::histogram::Latencies;
@@ -63,7 +67,7 @@ pub enum Subject {
 
 /// A way to run Raceline's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Export,
     Serve,
 }
@@ -85,6 +89,8 @@ pub struct GapConfig {
     pub staged: bool,
     /// How long the limit works on each command ([`Fixed::work`]).
     pub work: Duration,
+    /// Both over TLS with this suite, and the product without TLS as well; for [`Subject::Export`] only.
+    pub tls: Option<Suite>,
     /// What the cores of target and host do when they are idle. In interrupt mode the limit blocks as well;
     /// otherwise it polls.
     pub mode: Mode,
@@ -113,6 +119,8 @@ pub struct Pair {
     pub reference_iops: f64,
     /// Commands per second of Raceline.
     pub iops: f64,
+    /// The same without TLS, if both were measured over TLS.
+    pub plain_iops: Option<f64>,
     /// Disturbances during the pair.
     pub disturbance: Disturbance,
     /// Round trip of a cache line between the two cores: the longer of the times before and after. `None`
@@ -155,6 +163,9 @@ pub enum GapError {
     /// Raceline's host failed.
     #[error("the host: {0}")]
     Host(#[from] RunError),
+    /// The key for TLS cannot be made.
+    #[error("the key for TLS: {0}")]
+    Key(#[from] KeyError),
     /// A command failed.
     #[error("{case}: {why}")]
     Command {
@@ -171,6 +182,9 @@ pub enum GapError {
         /// The reason.
         error: std::io::Error,
     },
+    /// The thread that shakes hands cannot be started.
+    #[error("cannot start a thread for handshakes: {0}")]
+    Storm(std::io::Error),
     /// The caller asked to stop.
     #[error("stopped")]
     Stopped,
@@ -197,7 +211,7 @@ impl Subject {
 }
 
 impl GapError {
-    fn command(case: Case, error: JobError) -> Self {
+    pub(crate) fn command(case: Case, error: JobError) -> Self {
         let why = match error {
             JobError::Io(why) => why,
             JobError::Mismatch(mismatch) => mismatch.to_string(),
@@ -211,6 +225,12 @@ impl Pair {
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.reference_iops > 0.0 { self.iops / self.reference_iops } else { 0.0 }
+    }
+
+    /// Raceline's IOPS over TLS relative to those without it, if both were measured.
+    #[must_use]
+    pub fn plain_ratio(&self) -> Option<f64> {
+        self.plain_iops.filter(|iops| *iops > 0.0).map(|iops| self.iops / iops)
     }
 }
 
@@ -233,6 +253,10 @@ impl Gap {
     /// When memory, threads or the listening socket are not available, or a daemon cannot do what the
     /// settings ask for.
     pub fn start(config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+        if config.tls.is_some() && config.subject != Subject::Export {
+            let why = "the daemon is not measured over TLS: choose --target export";
+            return Err(GapError::Invalid(why.to_owned()));
+        }
         let start = |kind| Product::start(kind, config, cases);
         let (product, export) = match config.subject {
             Subject::Serve => (start(Kind::Serve)?, None),
@@ -283,22 +307,29 @@ impl Gap {
         distance: &mut Distance,
         stop: &dyn Fn() -> bool,
     ) -> Result<Point, GapError> {
-        calibrate(limit, distance, stop)?;
+        let over_tls = self.config.tls.is_some();
+        calibrate(limit, over_tls, distance, stop)?;
         let config = self.times_for(case, limit.round());
-        let mut watch = |_| !stop();
+        let (mut watch, mut watch_plain) = (|_| !stop(), |_| !stop());
         let session = self.product.connect(&config, case, &mut watch)?;
         let product = Side { product: &self.product, session };
-        let mut runs = Runs { config, case, product, latencies: Latencies::new(), distance, stop };
+        let mut runs = Runs::new(config, case, product, distance, stop);
+        if over_tls {
+            let config = GapConfig { tls: None, ..runs.config.clone() };
+            let session = self.product.connect(&config, case, &mut watch_plain)?;
+            runs.plain = Some(Side { product: &self.product, session });
+        }
         let mut calibrations = 1;
         loop {
             let (pairs, rejected) = runs.pairs(&mut Reference::Limit(limit))?;
             let mut ratios: Vec<f64> = pairs.iter().map(Pair::ratio).collect();
             ratios.sort_by(f64::total_cmp);
             if median(&ratios) <= 1.0 || calibrations == CALIBRATIONS_MAX {
-                return Ok(runs.point(Some(limit.tuning()), pairs, &rejected));
+                let tuning = if over_tls { limit.tls_tuning() } else { limit.tuning() };
+                return Ok(runs.point(Some(tuning), pairs, &rejected));
             }
             calibrations += 1;
-            calibrate(limit, runs.distance, stop)?;
+            calibrate(limit, over_tls, runs.distance, stop)?;
         }
     }
 
@@ -315,7 +346,7 @@ impl Gap {
         let export = Side { product: export, session };
         let session = self.product.connect(&config, case, &mut watch)?;
         let product = Side { product: &self.product, session };
-        let mut runs = Runs { config, case, product, latencies: Latencies::new(), distance, stop };
+        let mut runs = Runs::new(config, case, product, distance, stop);
         let (pairs, rejected) = runs.pairs(&mut Reference::Export(Box::new(export)))?;
         Ok(runs.point(None, pairs, &rejected))
     }
@@ -366,6 +397,7 @@ impl Gap {
                 work: config.work,
                 ..Fixed::default()
             },
+            tls: config.tls,
             seed: config.seed,
         }
     }
@@ -374,6 +406,7 @@ impl Gap {
 /// Searches the limit's best choices while the cores are near: other choices are best while they are apart.
 fn calibrate(
     limit: &mut Limit,
+    over_tls: bool,
     distance: &mut Distance,
     stop: &dyn Fn() -> bool,
 ) -> Result<(), GapError> {
@@ -382,7 +415,11 @@ fn calibrate(
         if stop() {
             return Err(GapError::Stopped);
         }
-        limit.calibrate()?;
+        if over_tls {
+            limit.calibrate_with_tls()?;
+        } else {
+            limit.calibrate()?;
+        }
         let after = distance.look();
         if !distance.is_far(after) {
             break;
@@ -428,12 +465,24 @@ struct Runs<'a> {
     config: GapConfig,
     case: Case,
     product: Side<'a>,
+    /// The product without TLS, if the other one is over TLS.
+    plain: Option<Side<'a>>,
     latencies: Latencies,
     distance: &'a mut Distance,
     stop: &'a dyn Fn() -> bool,
 }
 
-impl Runs<'_> {
+impl<'a> Runs<'a> {
+    fn new(
+        config: GapConfig,
+        case: Case,
+        product: Side<'a>,
+        distance: &'a mut Distance,
+        stop: &'a dyn Fn() -> bool,
+    ) -> Self {
+        Self { config, case, product, plain: None, latencies: Latencies::new(), distance, stop }
+    }
+
     /// The requested number of pairs, quiet ones if possible; and the other pairs.
     fn pairs(&mut self, reference: &mut Reference<'_>) -> Result<(Vec<Pair>, Vec<Pair>), GapError> {
         let wanted = self.config.pairs;
@@ -456,6 +505,8 @@ impl Runs<'_> {
         let near = self.distance.wait(self.stop);
         let before = Machine::now();
         let (reference_iops, run) = self.both(reference, number)?;
+        let plain = self.plain.as_mut().map(|plain| plain.run(&self.config, self.case));
+        let plain_iops = plain.transpose()?.map(|run| run.iops);
         let mut disturbance = Machine::now().since(&before);
         if (self.stop)() {
             return Err(GapError::Stopped);
@@ -463,7 +514,7 @@ impl Runs<'_> {
         let round_trip = near.max(self.distance.look());
         self.latencies.merge(&run.latencies);
         disturbance.apart = self.distance.is_far(round_trip);
-        Ok(Pair { reference_iops, iops: run.iops, disturbance, round_trip })
+        Ok(Pair { reference_iops, iops: run.iops, plain_iops, disturbance, round_trip })
     }
 
     /// The two targets take turns in going first, so that neither always follows the other.
@@ -476,7 +527,11 @@ impl Runs<'_> {
         self.config.seed = self.config.seed.wrapping_add(1);
         match reference {
             Reference::Limit(limit) => {
-                let bare = limit.run(self.config.ramp, self.config.time)?;
+                let (ramp, time) = (self.config.ramp, self.config.time);
+                let bare = match self.config.tls {
+                    Some(_) => limit.run_with_tls(ramp, time)?,
+                    None => limit.run(ramp, time)?,
+                };
                 Ok((bare.iops(), self.product.run(&self.config, case)?))
             }
             Reference::Export(export) if number.is_multiple_of(2) => {

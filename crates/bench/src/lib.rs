@@ -13,6 +13,7 @@ pub mod digest;
 pub mod distance;
 pub mod fio;
 pub mod gap;
+pub mod handshakes;
 pub mod histogram;
 pub mod host;
 pub mod job;

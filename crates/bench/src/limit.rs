@@ -8,7 +8,8 @@
 //!
 //! For reads the pair can take turns with and without data digests: with digests the target's side copies
 //! each payload and digests it in one pass, and the host's side checks it. The ratio of the two is the
-//! unavoidable cost of digests on this machine, for any implementation of the protocol.
+//! unavoidable cost of digests on this machine, for any implementation of the protocol. With and without
+//! records of TLS the pair takes turns in the same way.
 
 mod digest;
 mod link;
@@ -16,6 +17,7 @@ mod pair;
 pub mod report;
 mod requester;
 mod responder;
+mod tls;
 mod tuning;
 mod wire;
 mod work;
@@ -25,6 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use raceline_reactor::HugePages;
+use raceline_tls::Suite;
 
 pub use pair::{Limit, fill_region};
 pub use tuning::{ALL, Fixed, Landing, Look, Prefetch, Tuning};
@@ -63,6 +66,8 @@ pub struct LimitConfig {
     pub host_core: Option<usize>,
     /// The choices that [`Limit::calibrate`] must not change.
     pub fixed: Fixed,
+    /// The suite of windows with TLS; `None` if there are none.
+    pub tls: Option<Suite>,
     /// The same seed gives the same addresses and data.
     pub seed: u64,
 }

@@ -9,6 +9,7 @@ use raceline_bench::gap::{Case, Gap, GapConfig, GapError, Subject};
 use raceline_bench::machine::Origin;
 use raceline_reactor::affinity::allowed_cores;
 use raceline_reactor::{Backend, HugePages, Mode};
+use raceline_tls::Suite;
 
 const CASES: [Case; 3] = [
     Case { io_bytes: 4096, write: false, depth: 8, connections: 2 },
@@ -26,6 +27,7 @@ fn config() -> GapConfig {
         buffer_each: false,
         staged: false,
         work: Duration::ZERO,
+        tls: None,
         // The machine of a test may have one core for both sides; the limit then blocks as well.
         mode: Mode::Interrupt,
         backend: Backend::Auto,
@@ -92,6 +94,26 @@ fn each_point_has_its_pairs_and_they_are_in_the_json() {
         );
         assert_eq!((&point["pages"], &point["memory"]), (&"plain".into(), &"ram".into()));
     }
+}
+
+#[test]
+fn over_tls_each_pair_has_a_run_without_it() {
+    let tls = Some(Suite::Aes256GcmSha384);
+    let report = report_of(GapConfig { tls, ..config() }, &CASES[..2]);
+    assert!(report.row(&report.points[0]).contains(" of plain ("));
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    for point in json.as_array().unwrap() {
+        let number = |name: &str| point[name].as_f64().unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(point["tls"], "TLS_AES_256_GCM_SHA384");
+        assert!(number("limit_iops") > 0.0 && number("iops") > 0.0);
+        assert_eq!(point["reached"], number("ratio") >= 0.9);
+        assert!(number("plain_ratio_min") <= number("plain_ratio"));
+        assert!(number("plain_ratio") <= number("plain_ratio_max"));
+        assert!(point["pairs"][0]["plain_iops"].as_f64() > Some(0.0));
+    }
+    let daemon = GapConfig { tls, ..serve(Subject::Serve) };
+    let error = Gap::start(&daemon, &CASES[..1]).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("--target export"), "{error}");
 }
 
 /// A daemon's memory has pages of the kernel's choice.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use raceline_bench::limit::{Fixed, Limit, LimitConfig, LimitError, Mode, Prefetch, fill_region};
 use raceline_reactor::HugePages;
+use raceline_tls::Suite;
 
 const MEMORY_BYTES: usize = 4 << 20;
 const RAMP: Duration = Duration::from_millis(2);
@@ -22,6 +23,7 @@ fn config() -> LimitConfig {
         target_core: None,
         host_core: None,
         fixed: Fixed::default(),
+        tls: None,
         seed: 7,
     }
 }
@@ -76,12 +78,23 @@ fn receives_and_sends_that_split_headers_anywhere() {
 #[test]
 fn calibration_tries_everything_and_counts_right() {
     for (write, io_bytes) in [(false, 4096), (true, 4096), (true, 16 << 10), (false, 64 << 10)] {
-        let config =
-            LimitConfig { write, io_bytes, mode: Mode::Polled, connections: 2, ..config() };
+        let config = LimitConfig {
+            write,
+            io_bytes,
+            mode: Mode::Polled,
+            connections: 2,
+            tls: Some(Suite::Aes128GcmSha256),
+            ..config()
+        };
         let region = fill_region(MEMORY_BYTES, config.pages, 3).unwrap();
         let mut limit = Limit::start(&config, region).unwrap();
         limit.calibrate().unwrap();
         limit.run(RAMP, TIME).unwrap();
+        if !write && io_bytes == 64 << 10 {
+            limit.calibrate_with_tls().unwrap();
+            assert!(limit.tls_tuning().tls && !limit.tuning().tls);
+            limit.run_with_tls(RAMP, TIME).unwrap();
+        }
         if !write && io_bytes == 4096 {
             limit.calibrate_with_digests().unwrap();
             assert!(limit.digest_tuning().digest && !limit.tuning().digest);
@@ -152,6 +165,58 @@ fn digests_of_writes_are_refused() {
     let error = limit.run_with_digests(RAMP, TIME).unwrap_err().to_string();
     assert_eq!(error, "digests are measured with reads: leave out writes");
     assert!(limit.calibrate_with_digests().is_err());
+}
+
+/// Windows with and without records of TLS in turn; what is written lands where it belongs.
+#[test]
+fn records_carry_every_shape() {
+    let run = |config: &LimitConfig| {
+        let region = fill_region(MEMORY_BYTES, config.pages, 3).expect("memory");
+        let mut limit = Limit::start(config, region).expect("a pair");
+        for _ in 0..2 {
+            limit.run(RAMP, TIME).expect("a window without records");
+            let tls = limit.run_with_tls(RAMP, TIME);
+            let tls = tls.unwrap_or_else(|error| panic!("{config:?}: {error}"));
+            assert!(tls.total >= (config.depth * config.connections) as u64);
+        }
+        limit.stop().expect("the region comes back").to_vec()
+    };
+    for (mode, suite) in
+        [(Mode::Blocking, Suite::Aes128GcmSha256), (Mode::Polled, Suite::Aes256GcmSha384)]
+    {
+        let tls = Some(suite);
+        for write in [false, true] {
+            for io_bytes in [512, 4096, 16 << 10, 300 << 10] {
+                for (connections, buffer_each) in [(1, false), (3, true)] {
+                    let fixed = Fixed { buffer_each, staged: buffer_each, ..Fixed::default() };
+                    run(&LimitConfig {
+                        io_bytes,
+                        write,
+                        mode,
+                        connections,
+                        fixed,
+                        tls,
+                        ..config()
+                    });
+                }
+            }
+        }
+    }
+    // Every command writes the same payload, and no place is torn.
+    let io_bytes = 64 << 10;
+    let tls = Some(Suite::Aes128GcmSha256);
+    let before = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap().to_vec();
+    let after = run(&LimitConfig { io_bytes, write: true, depth: 1, tls, ..config() });
+    let places = after.chunks(io_bytes).zip(before.chunks(io_bytes));
+    let written: Vec<&[u8]> = places.filter(|(new, old)| new != old).map(|(new, _)| new).collect();
+    assert!(!written.is_empty() && written.iter().all(|place| *place == written[0]));
+}
+
+#[test]
+fn records_need_a_suite() {
+    let region = fill_region(MEMORY_BYTES, HugePages::None, 3).unwrap();
+    let mut limit = Limit::start(&config(), region).unwrap();
+    assert!(limit.run_with_tls(RAMP, TIME).is_err() && limit.calibrate_with_tls().is_err());
 }
 
 #[test]

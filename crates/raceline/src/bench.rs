@@ -7,6 +7,7 @@ mod digest;
 mod distance;
 mod engines;
 mod gap;
+mod handshakes;
 mod host;
 mod limit;
 mod local;
@@ -26,6 +27,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Experiment::Compare(args) => papers::compare(args),
         Experiment::Limit(args) => limit::run(args),
         Experiment::Gap(args) => gap::run(args),
+        Experiment::Handshakes(args) => handshakes::run(args),
         Experiment::Accel(args) => accel::run(args),
         Experiment::Digest(args) => digest::run(args),
         Experiment::Host(args) => host::run(args),

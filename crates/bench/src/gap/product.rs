@@ -7,11 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use raceline_auth::{Hash, IdentityVersion, TlsKey};
 use raceline_bdev::{Backing, ByteSize, DeviceSpec, Identity, RamBdev, SharedBdev};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{HugePages, Mode};
 use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
+use raceline_tls::{ClientPsk, PskTable, Suite, TlsAcceptor, TlsConnector};
 
 use super::daemon::Served;
 use super::{Case, GapConfig, GapError, Kind};
@@ -32,9 +34,17 @@ const FILL_IO_BYTES: u32 = 128 << 10;
 const FILL_DEPTH: u16 = 8;
 
 /// A running target.
-pub(super) struct Product {
+pub(crate) struct Product {
     running: Running,
     address: SocketAddr,
+    /// Where it listens with TLS, if it does.
+    tls: Option<OverTls>,
+}
+
+/// A listener with TLS.
+struct OverTls {
+    address: SocketAddr,
+    psk: ClientPsk,
 }
 
 enum Running {
@@ -44,13 +54,14 @@ enum Running {
 
 impl Product {
     /// Starts the target with a filled namespace, and lets it sleep.
-    pub(super) fn start(kind: Kind, config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
+    pub(crate) fn start(kind: Kind, config: &GapConfig, cases: &[Case]) -> Result<Self, GapError> {
         let product = match kind {
             Kind::Export => Self::export(config, cases)?,
             Kind::Serve => {
                 let served = Served::start(config, cases)?;
                 let address = served.address;
-                let product = Self { running: Running::Serve(Box::new(served)), address };
+                let running = Running::Serve(Box::new(served));
+                let product = Self { running, address, tls: None };
                 if !config.null {
                     product.fill(config)?;
                 }
@@ -71,8 +82,17 @@ impl Product {
         let bdev = device(config)?;
         let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(bdev) };
         target.add_namespace(&nqn, namespace)?;
-        let address = target.add_listener(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-        Ok(Self { running: Running::Export(target), address })
+        let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let address = target.add_listener(any_port)?;
+        let tls = match config.tls {
+            Some(suite) => {
+                let (acceptor, psk) = keys(suite)?;
+                let address = target.add_listener_with(any_port, Some(Arc::new(acceptor)))?;
+                Some(OverTls { address, psk })
+            }
+            None => None,
+        };
+        Ok(Self { running: Running::Export(target), address, tls })
     }
 
     /// Writes the namespace once from end to end, through a host.
@@ -89,7 +109,7 @@ impl Product {
     }
 
     /// Connects a host for one case, and lets host and target sleep.
-    pub(super) fn connect<'a>(
+    pub(crate) fn connect<'a>(
         &self,
         config: &GapConfig,
         case: Case,
@@ -98,8 +118,17 @@ impl Product {
         Session::connect(&self.run_config(config, case), watch)
     }
 
+    /// Where it listens with TLS, and the key for it; `None`: it does not.
+    pub(crate) fn tls_offer(&self) -> Option<(SocketAddr, &ClientPsk)> {
+        self.tls.as_ref().map(|tls| (tls.address, &tls.psk))
+    }
+
     fn run_config(&self, config: &GapConfig, case: Case) -> RunConfig {
         let mut host = HostConfig::new(self.address, name(SUBSYSTEM), name(HOST), HostId(UUID));
+        if let Some(tls) = self.tls.as_ref().filter(|_| config.tls.is_some()) {
+            host.address = tls.address;
+            host.streams = Some(Arc::new(TlsConnector::new(tls.psk.clone())));
+        }
         host.io_queues = case.connections;
         host.io_entries = case.depth.saturating_add(1);
         // A sleeping host sends no keep alive.
@@ -142,14 +171,14 @@ impl Product {
         outcome
     }
 
-    fn set_mode(&self, mode: Mode) {
+    pub(crate) fn set_mode(&self, mode: Mode) {
         match &self.running {
             Running::Export(target) => target.set_mode(mode),
             Running::Serve(served) => served.set_mode(mode),
         }
     }
 
-    pub(super) fn stop(self) -> Result<(), GapError> {
+    pub(crate) fn stop(self) -> Result<(), GapError> {
         match self.running {
             Running::Export(target) => Ok(target.shutdown()?),
             Running::Serve(served) => served.stop(),
@@ -179,6 +208,20 @@ pub(super) fn target_config(config: &GapConfig, cases: &[Case]) -> TargetConfig 
         },
         ..usual
     }
+}
+
+/// Both ends of TLS with a key for this suite.
+fn keys(suite: Suite) -> Result<(TlsAcceptor, ClientPsk), GapError> {
+    let hash = match suite {
+        Suite::Aes128GcmSha256 => Hash::Sha256,
+        Suite::Aes256GcmSha384 => Hash::Sha384,
+    };
+    let (host, subsystem) = (name(HOST), name(SUBSYSTEM));
+    let key = TlsKey::generate(hash)?;
+    let table = PskTable::new();
+    table.insert(&key, &host, &subsystem)?;
+    let psk = ClientPsk::new(&key, IdentityVersion::One, &host, &subsystem)?;
+    Ok((TlsAcceptor::new(Arc::new(table)), psk))
 }
 
 fn device(config: &GapConfig) -> Result<SharedBdev, GapError> {

@@ -1,5 +1,6 @@
 //! The gap as a table for users, with the bar on each line, and as a JSON list for programs.
 
+use raceline_tls::Suite;
 use serde::Serialize;
 
 use super::{GapConfig, Pair, Point, Subject};
@@ -13,6 +14,8 @@ use crate::report::{grouped, latency_text};
 pub const BAR: f64 = 0.85;
 /// The ratio that a namespace without storage must reach against the limit with a hot region.
 pub const BAR_NULL: f64 = 0.8;
+/// The ratio that the product over TLS must reach against the bare pair over TLS.
+pub const BAR_TLS: f64 = 0.9;
 /// The ratio that a daemon must reach against `raceline export`.
 pub const BAR_BOTH: f64 = 0.97;
 
@@ -39,7 +42,30 @@ struct Figures {
     ratio: f64,
     least: f64,
     most: f64,
+    /// The same of the product over TLS relative to the product without it.
+    plain: Option<PlainRatio>,
     disturbed: usize,
+}
+
+/// Raceline over TLS relative to Raceline without TLS: median, least and most of the pairs.
+#[derive(Clone, Copy, Serialize)]
+struct PlainRatio {
+    #[serde(rename = "plain_ratio")]
+    ratio: f64,
+    #[serde(rename = "plain_ratio_min")]
+    least: f64,
+    #[serde(rename = "plain_ratio_max")]
+    most: f64,
+}
+
+impl PlainRatio {
+    /// `None` if the product was not measured without TLS.
+    fn of(point: &Point) -> Option<Self> {
+        let mut ratios: Vec<f64> = point.pairs.iter().filter_map(Pair::plain_ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (least, most) = (*ratios.first()?, *ratios.last()?);
+        Some(Self { ratio: median(&ratios), least, most })
+    }
 }
 
 impl Figures {
@@ -56,6 +82,7 @@ impl Figures {
             ratio: median(&ratios),
             least: ratios.first().copied().unwrap_or(0.0),
             most: ratios.last().copied().unwrap_or(0.0),
+            plain: PlainRatio::of(point),
             disturbed: point.pairs.iter().filter(|pair| pair.disturbance.is_too_much()).count(),
         }
     }
@@ -67,6 +94,7 @@ impl Report {
     pub fn bar(&self) -> f64 {
         match self.config.subject {
             Subject::Both => BAR_BOTH,
+            Subject::Serve | Subject::Export if self.config.tls.is_some() => BAR_TLS,
             Subject::Serve | Subject::Export if self.config.null => BAR_NULL,
             Subject::Serve | Subject::Export => BAR,
         }
@@ -95,10 +123,13 @@ impl Report {
     pub fn row(&self, point: &Point) -> String {
         let figures = Figures::of(point);
         let reached = figures.ratio >= self.bar();
-        let notes = match figures.disturbed {
+        let mut notes = match figures.disturbed {
             0 => String::new(),
             count => format!("  {count} of {} pairs disturbed", point.pairs.len()),
         };
+        if let Some(PlainRatio { ratio, least, most }) = figures.plain {
+            notes += &format!("  {ratio:.2} of plain ({least:.2}-{most:.2})");
+        }
         format!(
             "{:<28}{:>12}{:>12}{:>8.2}{:>15}{:>7}{:>10}{:>10}{notes}\n",
             point.case.to_string(),
@@ -182,6 +213,9 @@ struct PointJson<'a> {
     staged: bool,
     /// Additional work of the limit per command in nanoseconds, on each side.
     work_ns: u128,
+    /// The suite of TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<&'static str>,
     pages: &'a str,
     congestion_control: &'a CongestionControl,
     #[serde(flatten)]
@@ -195,6 +229,8 @@ struct PointJson<'a> {
     ratio_max: f64,
     /// `ratio_max` - `ratio_min`.
     spread: f64,
+    #[serde(flatten)]
+    plain: Option<PlainRatio>,
     bar: f64,
     reached: bool,
     pairs: Vec<PairJson>,
@@ -238,6 +274,8 @@ struct PairJson {
     reference_iops: ReferenceIops,
     iops: f64,
     ratio: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plain_iops: Option<f64>,
     foreign_percent: f64,
     stolen_percent: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -255,6 +293,7 @@ impl<'a> PointJson<'a> {
             reference_iops: ReferenceIops::new(subject, pair.reference_iops),
             iops: pair.iops,
             ratio: pair.ratio(),
+            plain_iops: pair.plain_iops,
             foreign_percent: pair.disturbance.foreign_percent,
             stolen_percent: pair.disturbance.stolen_percent,
             core_round_trip_ns: distance::whole_ns(pair.round_trip),
@@ -274,6 +313,7 @@ impl<'a> PointJson<'a> {
             buffer_each: report.config.buffer_each,
             staged: report.config.staged,
             work_ns: report.config.work.as_nanos(),
+            tls: report.config.tls.map(Suite::name),
             pages: &report.pages,
             congestion_control: &report.congestion_control,
             origin: &report.origin,
@@ -283,6 +323,7 @@ impl<'a> PointJson<'a> {
             ratio_min: figures.least,
             ratio_max: figures.most,
             spread: figures.most - figures.least,
+            plain: figures.plain,
             bar: report.bar(),
             reached: figures.ratio >= report.bar(),
             pairs: point.pairs.iter().map(pair).collect(),

@@ -1,6 +1,6 @@
 //! The sockets between the two sides, and finding those with something to read.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll;
 use rustix::fd::OwnedFd;
 
+use super::tls::Records;
 use super::tuning::Look;
-use super::{LimitError, Mode};
+use super::{LimitConfig, LimitError, Mode, Side};
 
 /// Longest wait in the kernel: after it the sides check whether the window is over.
 pub(super) const WAIT: Duration = Duration::from_millis(10);
@@ -95,6 +96,69 @@ pub(super) fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
+/// One end of a connection.
+pub(super) struct Link {
+    stream: TcpStream,
+    /// The records of windows with TLS.
+    records: Option<Box<Records>>,
+    /// Whether this window is one of them.
+    tls: bool,
+}
+
+impl Link {
+    pub(super) fn new(stream: TcpStream, config: &LimitConfig, side: Side) -> Self {
+        let records = config.tls.map(|suite| Box::new(Records::new(suite, side)));
+        Self { stream, records, tls: false }
+    }
+
+    pub(super) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Says whether the bytes of the next window go in records of TLS. None is under way.
+    pub(super) fn set_tls(&mut self, tls: bool) {
+        self.tls = tls;
+    }
+
+    fn records(&mut self) -> Option<(&mut Records, &TcpStream)> {
+        let records = self.records.as_deref_mut().filter(|_| self.tls)?;
+        Some((records, &self.stream))
+    }
+
+    /// Receives; gives the number of bytes, if any have come.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.records() {
+            Some((records, stream)) => records.read(stream, [into, &mut []]),
+            None => moved((&self.stream).read(into)),
+        }
+    }
+
+    /// The same into two memories, of which the first may be empty.
+    pub(super) fn read_both(
+        &mut self,
+        [first, second]: [&mut [u8]; 2],
+    ) -> io::Result<Option<usize>> {
+        if let Some((records, stream)) = self.records() {
+            return records.read(stream, [first, second]);
+        }
+        let skip = usize::from(first.is_empty());
+        let mut into = [IoSliceMut::new(first), IoSliceMut::new(second)];
+        moved((&self.stream).read_vectored(&mut into[skip..]))
+    }
+
+    /// Whether a receive gives bytes that epoll does not report.
+    pub(super) fn holds_more(&self) -> bool {
+        self.tls && self.records.as_ref().is_some_and(|records| records.holds_more())
+    }
+
+    fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        match self.records() {
+            Some((records, stream)) => records.send(stream, slices),
+            None => moved((&self.stream).write_vectored(slices)),
+        }
+    }
+}
+
 /// Slices to send in one call, at most `N` and at most a given number of bytes.
 pub(super) struct Gather<'a, const N: usize> {
     slices: [IoSlice<'a>; N],
@@ -133,8 +197,8 @@ impl<'a, const N: usize> Gather<'a, N> {
     }
 
     /// Sends; gives the number of bytes, if the socket took any.
-    pub(super) fn send(&self, mut stream: &TcpStream) -> io::Result<Option<usize>> {
-        moved(io::Write::write_vectored(&mut stream, &self.slices[..self.used]))
+    pub(super) fn send(&self, link: &mut Link) -> io::Result<Option<usize>> {
+        link.write(&self.slices[..self.used])
     }
 }
 
@@ -251,7 +315,7 @@ mod tests {
         assert_eq!(finder.find().unwrap(), 3);
         finder.set_look(Look::Epoll);
         assert_eq!(finder.find().unwrap(), 0);
-        io::Write::write_all(&mut &host[1], b"x").unwrap();
+        (&host[1]).write_all(b"x").unwrap();
         let deadline = Instant::now() + ACCEPT_LIMIT;
         while finder.find().unwrap() == 0 {
             assert!(Instant::now() < deadline);

@@ -37,6 +37,8 @@ pub struct Limit {
     tuning: Tuning,
     /// The choices for windows with digests, once a search has found them.
     digest_tuning: Option<Tuning>,
+    /// The same for windows with TLS.
+    tls_tuning: Option<Tuning>,
     /// Approximate round trip of all commands in flight; known after the first window.
     round: Duration,
     target: Worker<Option<PageBuf>>,
@@ -86,6 +88,7 @@ impl Limit {
         let limit = Self {
             tuning: Tuning::start(config),
             digest_tuning: None,
+            tls_tuning: None,
             round: Duration::ZERO,
             config: config.clone(),
             target,
@@ -111,6 +114,13 @@ impl Limit {
         self.digest_tuning.unwrap_or(Tuning { digest: true, ..self.tuning })
     }
 
+    /// The choices that [`Limit::run_with_tls`] uses.
+    #[must_use]
+    pub fn tls_tuning(&self) -> Tuning {
+        let own = Tuning { tls: true, by_reference: false, ..self.tuning };
+        self.tls_tuning.unwrap_or(own)
+    }
+
     /// Tries alternatives for all choices that the user has not fixed, and keeps the fastest.
     ///
     /// # Errors
@@ -127,6 +137,16 @@ impl Limit {
     pub fn calibrate_with_digests(&mut self) -> Result<(), LimitError> {
         self.check_digests()?;
         self.digest_tuning = Some(self.search(self.digest_tuning())?);
+        Ok(())
+    }
+
+    /// The same for windows with TLS.
+    ///
+    /// # Errors
+    /// When a side fails, or the pair has no suite.
+    pub fn calibrate_with_tls(&mut self) -> Result<(), LimitError> {
+        self.check_tls()?;
+        self.tls_tuning = Some(self.search(self.tls_tuning())?);
         Ok(())
     }
 
@@ -203,6 +223,22 @@ impl Limit {
     ) -> Result<Measured, LimitError> {
         self.check_digests()?;
         self.window(self.digest_tuning(), ramp, time)
+    }
+
+    /// One window whose bytes go in records of TLS.
+    ///
+    /// # Errors
+    /// When a side fails, or the pair has no suite.
+    pub fn run_with_tls(&mut self, ramp: Duration, time: Duration) -> Result<Measured, LimitError> {
+        self.check_tls()?;
+        self.window(self.tls_tuning(), ramp, time)
+    }
+
+    fn check_tls(&self) -> Result<(), LimitError> {
+        match self.config.tls {
+            Some(_) => Ok(()),
+            None => Err(LimitError::Invalid("the pair has no suite of TLS".to_owned())),
+        }
     }
 
     fn check_digests(&self) -> Result<(), LimitError> {

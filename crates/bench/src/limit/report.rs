@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use raceline_tls::Suite;
 use serde::Serialize;
 
 use super::{LimitConfig, Measured, Mode, Tuning};
@@ -33,7 +34,9 @@ pub struct Point {
     /// The repetitions.
     pub windows: Vec<Measured>,
     /// The same with data digests, if they were asked for.
-    pub digests: Option<Digests>,
+    pub digests: Option<Variant>,
+    /// The same over TLS, if it was asked for.
+    pub tls: Option<Variant>,
     /// For each repetition, the round trip of a cache line between the two cores: the longer of the times
     /// before and after. `None` if a side floats, or both share a core.
     pub round_trips: Vec<Option<Duration>>,
@@ -41,12 +44,12 @@ pub struct Point {
     pub repeated: usize,
 }
 
-/// The results with data digests.
+/// The results with something more.
 #[derive(Clone, Debug)]
-pub struct Digests {
+pub struct Variant {
     /// The choices for the exchange.
     pub tuning: Tuning,
-    /// The repetitions, each right after the one without digests.
+    /// The repetitions, each right after the plain one.
     pub windows: Vec<Measured>,
 }
 
@@ -65,6 +68,18 @@ impl Point {
         let ratio =
             |(plain, digest): (&Measured, &Measured)| Some(plain.core_ns()? / digest.core_ns()?);
         let mut ratios: Vec<f64> = self.windows.iter().zip(digests).filter_map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
+    }
+
+    /// Commands per second over TLS relative to plain, for each repetition, smallest first.
+    #[must_use]
+    pub fn tls_ratios(&self) -> Vec<f64> {
+        let tls = self.tls.iter().flat_map(|tls| &tls.windows);
+        let ratio = |(plain, tls): (&Measured, &Measured)| {
+            (plain.iops() > 0.0).then(|| tls.iops() / plain.iops())
+        };
+        let mut ratios: Vec<f64> = self.windows.iter().zip(tls).filter_map(ratio).collect();
         ratios.sort_by(f64::total_cmp);
         ratios
     }
@@ -151,6 +166,18 @@ impl Report {
                     rows,
                     "  commands per time of the target's core, with over without: {:.3} \
                      ({least:.3} - {most:.3})",
+                    median(&ratios)
+                );
+            }
+        }
+        if let (Some(tls), Some(suite)) = (&point.tls, point.config.tls) {
+            rows += &row("  over TLS", point, &tls.windows, tls.tuning);
+            let ratios = point.tls_ratios();
+            if let (Some(least), Some(most)) = (ratios.first(), ratios.last()) {
+                let _ = writeln!(
+                    rows,
+                    "  IOPS over {} relative to plain: {:.3} ({least:.3} - {most:.3})",
+                    suite.name(),
                     median(&ratios)
                 );
             }
@@ -242,6 +269,19 @@ struct PointJson<'a> {
     repeated: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     digests: Option<DigestsJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<TlsJson>,
+}
+
+#[derive(Serialize)]
+struct TlsJson {
+    suite: &'static str,
+    limit_iops: f64,
+    runs: Vec<f64>,
+    tuning: String,
+    core_ns: Vec<f64>,
+    /// Commands per second over TLS relative to plain, smallest first.
+    ratios: Vec<f64>,
 }
 
 #[derive(Serialize)]
@@ -293,6 +333,14 @@ impl<'a> PointJson<'a> {
                 tuning: digests.tuning.to_string(),
                 core_ns: core_ns(&digests.windows),
                 core_ratios: point.digest_ratios(),
+            }),
+            tls: point.tls.as_ref().map(|tls| TlsJson {
+                suite: config.tls.map_or("", Suite::name),
+                limit_iops: median(&sorted(&tls.windows, Measured::iops)),
+                runs: tls.windows.iter().map(Measured::iops).collect(),
+                tuning: tls.tuning.to_string(),
+                core_ns: core_ns(&tls.windows),
+                ratios: point.tls_ratios(),
             }),
         }
     }

@@ -1,7 +1,7 @@
 //! The host's side: keeps commands in flight and counts the answers.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut, Read as _};
+use std::io;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use rustix::net::SendFlags;
 use crate::random::Random;
 
 use super::digest::Check;
-use super::link::{self, Finder, Gather, moved};
+use super::link::{self, Finder, Gather, Link, moved};
 use super::tuning::{Landing, Look, Tuning};
 use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, H2C_DATA_BYTES, HEADER_BYTES, Piece, Shape};
 use super::work::Work;
@@ -65,7 +65,7 @@ struct Shared {
 }
 
 struct Connection {
-    stream: TcpStream,
+    link: Link,
     /// Type of the PDU that is being received, and the number of its bytes still to come.
     kind: u8,
     left: usize,
@@ -92,7 +92,7 @@ impl Requester {
     pub(super) fn new(config: &LimitConfig, streams: Vec<TcpStream>) -> io::Result<Self> {
         let finder = Finder::new(&streams, config.mode)?;
         let connection = |stream| Connection {
-            stream,
+            link: Link::new(stream, config, Side::Host),
             kind: 0,
             left: 0,
             place: 0,
@@ -157,6 +157,9 @@ impl Requester {
                 let index = self.finder.connection(position);
                 let Some(connection) = self.connections.get_mut(index) else { continue };
                 brought |= connection.receive(&mut self.shared)?;
+                while connection.link.holds_more() {
+                    connection.receive(&mut self.shared)?;
+                }
                 connection.watch(index, &self.shared, &self.finder)?;
             }
             if brought {
@@ -199,6 +202,7 @@ impl Requester {
         (shared.landed, shared.running) = (0, true);
         (shared.finished, shared.received_bytes) = (0, 0);
         self.finder.set_look(tuning.look);
+        self.connections.iter_mut().for_each(|one| one.link.set_tls(tuning.tls));
     }
 }
 
@@ -221,7 +225,7 @@ impl Connection {
             shared.landed = 0;
         }
         let into = &mut shared.landing[shared.landed..shared.landed + shared.receive_bytes];
-        let got = moved((&self.stream).read(into)).map_err(LimitError::on(Side::Host))?;
+        let got = self.link.read(into).map_err(LimitError::on(Side::Host))?;
         if let Some(got) = got {
             self.parse(shared, shared.landed, got)?;
             shared.received_bytes += got as u64;
@@ -239,10 +243,8 @@ impl Connection {
     fn receive_placed(&mut self, shared: &mut Shared) -> Result<bool, LimitError> {
         let rest = shared.payload_left(self.left, self.place);
         let staging = &mut shared.landing[..shared.receive_bytes];
-        let mut into =
-            [IoSliceMut::new(&mut shared.buffers.0[rest.clone()]), IoSliceMut::new(staging)];
-        let into = if rest.is_empty() { &mut into[1..] } else { &mut into[..] };
-        let got = moved((&self.stream).read_vectored(into)).map_err(LimitError::on(Side::Host))?;
+        let into = [&mut shared.buffers.0[rest.clone()], staging];
+        let got = self.link.read_both(into).map_err(LimitError::on(Side::Host))?;
         if let Some(got) = got {
             let direct = got.min(rest.len());
             if direct > 0 {
@@ -378,7 +380,7 @@ impl Connection {
                 }
             }
         }
-        let sent = gather.send(&self.stream)?.unwrap_or(0);
+        let sent = gather.send(&mut self.link)?.unwrap_or(0);
         let all = sent == gather.len();
         self.advance(shared, sent);
         Ok(all)
@@ -395,14 +397,15 @@ impl Connection {
         let sent = if self.sent < HEADER_BYTES {
             let header = wire::h2c_data(piece);
             let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
-            rustix::net::send(&self.stream, &header[self.sent..], flags).map_err(io::Error::from)
+            rustix::net::send(self.link.stream(), &header[self.sent..], flags)
+                .map_err(io::Error::from)
         } else {
             let Shared { payload, pages, tuning, .. } = shared;
             let start = source + piece.offset as usize;
             let rest = &payload[start..start + piece.len as usize][self.sent - HEADER_BYTES..];
             let rest = &rest[..rest.len().min(tuning.send_bytes)];
             // The memory was written before the first command, and is never written again.
-            pages.send(&self.stream, rest, follows)
+            pages.send(self.link.stream(), rest, follows)
         };
         let sent = moved(sent)?.unwrap_or(0);
         self.advance(shared, sent);
@@ -426,7 +429,7 @@ impl Connection {
     fn watch(&mut self, index: usize, shared: &Shared, finder: &Finder) -> Result<(), LimitError> {
         let wanted = !self.requests.is_empty() && shared.tuning.look == Look::Epoll;
         if wanted != self.watched {
-            let watched = finder.watch_writing(index, &self.stream, wanted);
+            let watched = finder.watch_writing(index, self.link.stream(), wanted);
             watched.map_err(LimitError::on(Side::Host))?;
             self.watched = wanted;
         }
@@ -587,6 +590,7 @@ mod tests {
                 target_core: None,
                 host_core: None,
                 fixed: Fixed { buffer_each: true, ..Fixed::default() },
+                tls: None,
                 seed: 1,
             };
             let (mut target, host) = link::connect(1, Mode::Polled).unwrap();

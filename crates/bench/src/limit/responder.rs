@@ -1,7 +1,7 @@
 //! The target's side: answers commands out of, and into, a region of memory.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut, Read as _};
+use std::io;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use raceline_reactor::buffer::PageBuf;
 
 use super::digest::Copies;
-use super::link::{self, Finder, Gather, moved};
+use super::link::{self, Finder, Gather, Link};
 use super::tuning::{Landing, Prefetch, Tuning};
 use super::wire::{self, COMMAND_BYTES, DIGEST_BYTES, HEADER_BYTES, Piece, Shape};
 use super::work::Work;
@@ -56,7 +56,7 @@ struct Memory {
 }
 
 struct Connection {
-    stream: TcpStream,
+    link: Link,
     /// The beginning of a header whose end has not been received yet.
     carry: [u8; COMMAND_BYTES],
     carried: usize,
@@ -98,7 +98,7 @@ impl Responder {
     ) -> io::Result<Self> {
         let finder = Finder::new(&streams, config.mode)?;
         let connection = |stream| Connection {
-            stream,
+            link: Link::new(stream, config, Side::Target),
             carry: [0; COMMAND_BYTES],
             carried: 0,
             incoming: None,
@@ -148,6 +148,7 @@ impl Responder {
         };
         memory.staging.resize(COMMAND_BYTES + memory.receive_bytes, 0);
         self.finder.set_look(tuning.look);
+        self.connections.iter_mut().for_each(|one| one.link.set_tls(tuning.tls));
         let (mut busy, mut passed) = (Duration::ZERO, Instant::now());
         while window.is_open() {
             let found = self.finder.find().map_err(LimitError::on(Side::Target))?;
@@ -156,6 +157,9 @@ impl Responder {
                 let index = self.finder.connection(position);
                 let Some(connection) = self.connections.get_mut(index) else { continue };
                 brought |= connection.receive(memory)?;
+                while connection.link.holds_more() {
+                    connection.receive(memory)?;
+                }
                 connection.watch(index, memory, &self.finder)?;
             }
             let now = if self.polls { Instant::now() } else { passed };
@@ -222,7 +226,7 @@ impl Connection {
                 let from = self.carried;
                 memory.staging[..from].copy_from_slice(&self.carry[..from]);
                 let into = &mut memory.staging[from..from + memory.receive_bytes];
-                moved((&self.stream).read(into)).map(|got| got.map_or(0, |got| from + got))
+                self.link.read(into).map(|got| got.map_or(0, |got| from + got))
             }
         };
         let filled = filled.map_err(broken)?;
@@ -243,8 +247,7 @@ impl Connection {
         let Incoming { at, left, last } = incoming;
         let rest = &mut memory.region[at..at + left];
         let staging = &mut memory.staging[..memory.receive_bytes];
-        let mut into = [IoSliceMut::new(rest), IoSliceMut::new(staging)];
-        let Some(got) = moved((&self.stream).read_vectored(&mut into))? else { return Ok(0) };
+        let Some(got) = self.link.read_both([rest, staging])? else { return Ok(0) };
         let direct = got.min(left);
         self.took(memory, Incoming { at: at + direct, left: left - direct, last });
         Ok(got - direct)
@@ -404,7 +407,7 @@ impl Connection {
         if run > 0 {
             gather.push(RESPONSES[..run].as_flattened());
         }
-        let sent = gather.send(&self.stream)?.unwrap_or(0);
+        let sent = gather.send(&mut self.link)?.unwrap_or(0);
         let all = sent == gather.len();
         self.advance(memory, sent);
         Ok(all)
@@ -433,7 +436,7 @@ impl Connection {
     fn watch(&mut self, index: usize, memory: &Memory, finder: &Finder) -> Result<(), LimitError> {
         let wanted = !self.replies.is_empty() && memory.tuning.look == super::tuning::Look::Epoll;
         if wanted != self.watched {
-            let watched = finder.watch_writing(index, &self.stream, wanted);
+            let watched = finder.watch_writing(index, self.link.stream(), wanted);
             watched.map_err(LimitError::on(Side::Target))?;
             self.watched = wanted;
         }

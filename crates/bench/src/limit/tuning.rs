@@ -33,6 +33,8 @@ pub struct Tuning {
     /// Whether payload is copied and digested before it is sent, and checked where it lands. Not an
     /// alternative for `auto`: the caller decides it.
     pub digest: bool,
+    /// Whether all bytes go in records of TLS. Not an alternative for `auto`, either.
+    pub tls: bool,
 }
 
 /// How sockets with something to read are found.
@@ -136,6 +138,7 @@ impl Tuning {
                 _ => Landing::Reused,
             },
             digest: false,
+            tls: false,
         }
     }
 
@@ -162,7 +165,8 @@ impl Tuning {
             lists.push(each(&chunks, |target_chunk| Self { target_chunk, ..self }));
             lists.push(each(&chunks, |host_chunk| Self { host_chunk, ..self }));
         }
-        if shape == Shape::ReadyToTransfer && config.io_bytes >= BY_REFERENCE_BYTES_MIN {
+        if shape == Shape::ReadyToTransfer && config.io_bytes >= BY_REFERENCE_BYTES_MIN && !self.tls
+        {
             lists.push(each(&[false, true], |by_reference| Self { by_reference, ..self }));
         }
         if config.depth * config.connections >= PAUSE_IN_FLIGHT_MIN && config.mode == Mode::Polled {
@@ -263,6 +267,7 @@ mod tests {
                 target_core: None,
                 host_core: None,
                 fixed: Fixed { staged, ..Fixed::default() },
+                tls: None,
                 seed: 1,
             };
             let start = Tuning::start(&config);

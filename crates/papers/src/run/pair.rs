@@ -217,6 +217,7 @@ fn limit_config(
         target_core: Some(target_core),
         host_core: Some(host_core),
         fixed: Fixed { buffer_each: true, ..Fixed::default() },
+        tls: None,
         seed: options.seed,
     }
 }
@@ -235,6 +236,7 @@ fn gap_config(
         buffer_each: true,
         staged: false,
         work: Duration::ZERO,
+        tls: None,
         mode: Mode::Poll,
         backend: Backend::default(),
         target_core: Some(target_core),

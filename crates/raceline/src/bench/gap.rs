@@ -102,6 +102,7 @@ fn config(args: &GapArgs) -> GapConfig {
         buffer_each: args.buffer_each,
         staged: args.staged,
         work: Duration::from_nanos(args.work),
+        tls: args.tls.map(Into::into),
         mode: args.run.mode.into(),
         backend: args.run.io.into(),
         target_core: Some(args.run.cores.target_core),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use raceline_bench::congestion::CongestionControl;
 use raceline_bench::distance::Distance;
-use raceline_bench::limit::report::{Digests, Point, Report};
+use raceline_bench::limit::report::{Point, Report, Variant};
 use raceline_bench::limit::{self, Fixed, Limit, LimitConfig, LimitError, fill_region};
 
 use crate::cli::bench::{Direction, LimitArgs};
@@ -79,14 +79,19 @@ fn measure(
     if args.data_digest {
         limit.calibrate_with_digests()?;
     }
+    if args.tls.is_some() {
+        limit.calibrate_with_tls()?;
+    }
     let (ramp, time) = (RAMP_MAX.min(args.runtime / 4), args.runtime);
-    let (mut windows, mut digests, mut round_trips) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut windows, mut round_trips) = (Vec::new(), Vec::new());
+    let (mut digests, mut tls) = (Vec::new(), Vec::new());
     let (mut repeated, mut spare) = (0, args.repeat * (ATTEMPTS_FACTOR - 1));
     while round_trips.len() < args.repeat as usize {
         let near = distance.wait(stop);
         let window = limit.run(ramp, time)?;
         let digest =
             if args.data_digest { Some(limit.run_with_digests(ramp, time)?) } else { None };
+        let over_tls = args.tls.map(|_| limit.run_with_tls(ramp, time)).transpose()?;
         let round_trip = near.max(distance.look());
         if distance.is_far(round_trip) && spare > 0 && !stop() {
             (repeated, spare) = (repeated + 1, spare - 1);
@@ -94,11 +99,14 @@ fn measure(
         }
         windows.push(window);
         digests.extend(digest);
+        tls.extend(over_tls);
         round_trips.push(round_trip);
     }
     let tuning = limit.digest_tuning();
-    let digests = args.data_digest.then_some(Digests { tuning, windows: digests });
-    Ok(Point { config, tuning: limit.tuning(), windows, digests, round_trips, repeated })
+    let digests = args.data_digest.then_some(Variant { tuning, windows: digests });
+    let tuning = limit.tls_tuning();
+    let tls = args.tls.map(|_| Variant { tuning, windows: tls });
+    Ok(Point { config, tuning: limit.tuning(), windows, digests, tls, round_trips, repeated })
 }
 
 /// All points, in the order of their sizes.
@@ -119,6 +127,7 @@ fn grid(args: &LimitArgs) -> Vec<LimitConfig> {
                         target_core: Some(args.cores.target_core),
                         host_core: Some(args.cores.host_core),
                         fixed: fixed(args),
+                        tls: args.tls.map(Into::into),
                         seed: args.seed,
                     });
                 }

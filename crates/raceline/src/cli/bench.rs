@@ -3,6 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod bed;
 pub(crate) mod distance;
+pub(crate) mod handshakes;
 pub(crate) mod host;
 pub(crate) mod local;
 pub(crate) mod papers;
@@ -41,6 +42,8 @@ pub(crate) enum Experiment {
     Limit(LimitArgs),
     /// Measure target and host against that limit, pair of short runs by pair
     Gap(GapArgs),
+    /// Measure what handshakes of TLS do to the latencies of those who are connected
+    Handshakes(handshakes::HandshakesArgs),
     /// Measure operations on data: called directly, through the framework, and on engines
     Accel(AccelArgs),
     /// Measure what data digests cost a target's core: none, in software, and offloaded
@@ -128,6 +131,16 @@ pub(crate) struct LimitArgs {
     /// on the other; reads only
     #[arg(short = 'G', long, help_heading = "Workload")]
     pub(crate) data_digest: bool,
+
+    /// After each measurement, the same in records of TLS, by the library and with the sizes of records and calls of
+    /// our TLS, and nothing else of it
+    #[arg(long, value_enum, value_name = "SUITE", num_args = 0..=1, help_heading = "Workload")]
+    #[arg(
+        default_missing_value = "aes-128",
+        require_equals = true,
+        conflicts_with = "data_digest"
+    )]
+    pub(crate) tls: Option<SuiteChoice>,
 
     /// The same seed gives the same addresses and data
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Workload")]
@@ -226,6 +239,12 @@ pub(crate) struct GapArgs {
     #[arg(long, value_name = "NS", default_value_t = 0, help_heading = "Workload")]
     #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     pub(crate) work: u64,
+
+    /// Target and host over TLS, beside the bare pair over TLS (see `bench limit --tls`), and then without TLS; needs
+    /// --target export
+    #[arg(long, value_enum, value_name = "SUITE", num_args = 0..=1, help_heading = "Workload")]
+    #[arg(default_missing_value = "aes-128", require_equals = true)]
+    pub(crate) tls: Option<SuiteChoice>,
 
     /// Pairs of runs per point [default: 5, with --target both 30]
     #[arg(long, value_name = "N", help_heading = "Workload")]
@@ -392,6 +411,26 @@ pub(crate) struct ProductArgs {
     /// For people or for programs
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
     pub(crate) output: OutputFormat,
+}
+
+/// `--tls` of `bench limit` and `bench gap`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum SuiteChoice {
+    /// TLS_AES_128_GCM_SHA256
+    #[value(name = "aes-128")]
+    Aes128,
+    /// TLS_AES_256_GCM_SHA384
+    #[value(name = "aes-256")]
+    Aes256,
+}
+
+impl From<SuiteChoice> for raceline_tls::Suite {
+    fn from(choice: SuiteChoice) -> Self {
+        match choice {
+            SuiteChoice::Aes128 => Self::Aes128GcmSha256,
+            SuiteChoice::Aes256 => Self::Aes256GcmSha384,
+        }
+    }
 }
 
 /// `--target` of `bench gap`.
