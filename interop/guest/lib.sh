@@ -198,7 +198,7 @@ nvmet_subsystem() {
     done
 }
 
-# nvmet_port ID PORT NQN: listens on that TCP port of every address, and offers the subsystem there.
+# nvmet_port ID PORT NQN [tls1.3]: listens on that TCP port of every address, and offers the subsystem there.
 nvmet_port() {
     local p=$NVMET/ports/$1
     modprobe nvmet-tcp
@@ -207,7 +207,25 @@ nvmet_port() {
     echo ipv4 >"$p/addr_adrfam"
     echo 0.0.0.0 >"$p/addr_traddr"
     echo "$2" >"$p/addr_trsvcid"
+    if [ -n "${4:-}" ]; then
+        echo "$4" >"$p/addr_tsas"
+        echo required >"$p/addr_treq"
+    fi
     ln -s "$NVMET/subsystems/$3" "$p/subsystems/$3"
+}
+
+# tls_daemon: starts the daemon that shakes hands for the kernel, with the kernel's keys of NVMe.
+tls_daemon() {
+    printf '[debug]\nloglevel=1\n[authenticate]\nkeyrings=.nvme\n' >/etc/tlshd.conf
+    start-stop-daemon -S -b -x /usr/sbin/tlshd -- -s -c /etc/tlshd.conf
+    sleep 1
+    pidof tlshd
+}
+
+# tls_insert KEY VERSION: puts the key for $HOSTNQN and $NQN into the kernel's keyring, under that version of its identity.
+tls_insert() {
+    nvme check-tls-key --keydata="$1" --identity="$2" --subsysnqn="$NQN" --hostnqn="$HOSTNQN" --insert
+    keyctl show %:.nvme
 }
 
 # nvmet_self: serves three namespaces like those of Raceline in these tests from this same kernel.

@@ -1,6 +1,6 @@
 # The kernel's NVMe/TCP target for a host outside the guest.  The script prints READY, then carries out requests.
 #
-# Environment: NQN.  Port 4420 serves two namespaces in RAM: 1 has blocks of 512 bytes, 2 has blocks of 4096 bytes.
+# Environment: NQN.  With KEY and HOSTNQN, connections are over TLS, with that key of that host.  Port 4420 serves two namespaces in RAM: 1 has blocks of 512 bytes, 2 has blocks of 4096 bytes.
 # A request is a line with one of these words, sent to port 4499.  The answer is "ok" or "failed: WHY":
 #   lossy      lose, delay, swap and double packets on the way out    lossless    stop that
 #   drop-io   end every I/O queue's connection      port-off, port-on   take the port away, put it back
@@ -63,7 +63,15 @@ modprobe brd rd_nr=1 rd_size=$((96 * 1024))
 truncate -s 96M /tmp/ns2
 losetup -b 4096 /dev/loop0 /tmp/ns2 --direct-io=off
 nvmet_subsystem "$NQN" /dev/ram0 /dev/loop0
-nvmet_port 1 4420 "$NQN"
+if [ -n "${KEY:-}" ]; then
+    modprobe -a tls nvme-tcp
+    tls_daemon
+    tls_insert "$KEY" 0
+    tls_insert "$KEY" 1
+    nvmet_port 1 4420 "$NQN" tls1.3
+else
+    nvmet_port 1 4420 "$NQN"
+fi
 log_start
 echo READY
 while :; do nc -l -p 4499 -e /bin/dash "./$SELF" call serve_request; done

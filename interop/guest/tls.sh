@@ -3,17 +3,10 @@
 # Environment: PORT, NQN, HOSTNQN, and two keys. KEY is the target's key for HOSTNQN, OTHER_KEY is another one.
 . ./lib.sh
 
-# insert KEY VERSION: puts the key into the kernel's keyring, under that version of its identity.
+# insert KEY VERSION: the key is the only one in the kernel's keyring.
 insert() {
     keyctl clear %:.nvme
-    nvme check-tls-key --keydata="$1" --identity="$2" --subsysnqn="$NQN" --hostnqn="$HOSTNQN" --insert
-    keyctl show %:.nvme
-}
-daemon() {
-    printf '[debug]\nloglevel=1\n[authenticate]\nkeyrings=.nvme\n' >/etc/tlshd.conf
-    start-stop-daemon -S -b -x /usr/sbin/tlshd -- -s -c /etc/tlshd.conf
-    sleep 1
-    pidof tlshd
+    tls_insert "$@"
 }
 connect_tls() { connect --tls --hostnqn="$HOSTNQN" "$@"; }
 # encrypted VERSION: connects, and moves data over several queues.
@@ -42,7 +35,7 @@ dispatch "$@"
 modprobe -a tls nvme-tcp
 log_start
 echo "# kernel $(uname -r), $(nvme version | head -n 1)"
-check tlshd 20 daemon
+check tlshd 20 tls_daemon
 check without-tls 60 without
 for version in 1 0; do
     check identity-$version 120 encrypted $version

@@ -254,10 +254,18 @@ struct Nvmet {
 
 impl Nvmet {
     fn start(tree: &Tree, image: &Path) -> Result<Self> {
+        Self::start_with(tree, image, &[])
+    }
+
+    /// Starts it with these settings of nvmet.sh.
+    fn start_with(tree: &Tree, image: &Path, settings: &[String]) -> Result<Self> {
         let ports = [free_port()?, free_port()?];
         let mut task = guest(tree, image, Part::Target);
         for (outside, inside) in ports.iter().zip(GUEST_PORTS) {
             task = task.args(["-p", &format!("{outside}:{inside}")]);
+        }
+        for setting in settings {
+            task = task.args(["-e", setting]);
         }
         let mut guest = task.args([image, &script(tree, Part::Target)]).start()?;
         guest.wait_for("READY", BOOT_LIMIT_S).context("the guest with the kernel's target")?;
