@@ -116,6 +116,36 @@ fn what_is_added_is_listed_and_what_is_removed_is_not() {
 }
 
 #[test]
+fn levels_of_security_are_given_changed_and_listed() {
+    let daemon = Daemon::start();
+    daemon.ok(&["subsys", "add", NQN, "--security", "authenticated"]);
+    daemon.ok(&["host", "add", NQN, HOST, "--security", "tls"]);
+    for words in [&["--tls"][..], &["--security", "both"], &["--security", "concat"], &[]] {
+        daemon.ok(&[&["port", "add", NQN, "127.0.0.1:0"], words].concat());
+    }
+    let ports = daemon.json(&["port", "ls"]);
+    let levels: Vec<&Value> = ports.as_array().unwrap().iter().map(|it| &it["security"]).collect();
+    assert_eq!(levels, [&Value::from("tls"), &"both".into(), &"concat".into(), &Value::Null]);
+    assert!(daemon.ok(&["port", "ls"]).contains("concat"));
+    assert_eq!(daemon.json(&["host", "ls"])[0]["security"], "tls");
+    let subsystem = || daemon.json(&["subsys", "ls"])[0].clone();
+    assert_eq!(subsystem()["security"], "authenticated");
+    daemon.ok(&["subsys", "set", NQN, "--security", "plain", "--psk-optional", "true"]);
+    let changed = subsystem();
+    assert_eq!((&changed["security"], &changed["psk_optional"]), (&Value::Null, &true.into()));
+    daemon.ok(&["subsys", "set", NQN, "--allow-any-host", "true"]);
+    assert_eq!(subsystem()["allow_any_host"], true);
+    for wrong in [
+        &["subsys", "set", NQN][..],
+        &["subsys", "set", NQN, "--security", "half"],
+        &["port", "add", NQN, "127.0.0.1:0", "--tls", "--security", "both"],
+        &["host", "add", NQN, "any", "--security", "tls"],
+    ] {
+        assert_eq!(daemon.output(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_said_with_what_would_be_right() {
     let daemon = Daemon::start();
     daemon.export();

@@ -147,13 +147,14 @@ fn each_listener_takes_what_has_its_level_and_that_of_the_host() {
                         config = served.with_tls(config);
                     }
                     let needed = demanded.or(of_port);
-                    // A host that has a secret always proves itself.
-                    let proves = needed.authentication || has_secret;
-                    let admitted = comes.tls == of_port.tls
-                        && (!needed.tls || comes.tls)
-                        && (!proves || has_secret && comes.authentication)
-                        // It asks for the controller's proof, which needs the controller's secret.
-                        && (!comes.authentication || has_secret);
+                    let is_encrypted = comes.tls == of_port.tls && (comes.tls || !needed.tls);
+                    // A host that has a secret always proves itself. One that has not asks for the controller's proof all
+                    // the same, if it comes with a secret.
+                    let is_proved = match has_secret {
+                        true => comes.authentication,
+                        false => !(needed.authentication || comes.authentication),
+                    };
+                    let admitted = is_encrypted && is_proved;
                     let result = works(config);
                     assert_eq!(
                         result.is_ok(),

@@ -86,9 +86,10 @@ fn params(nqn: &str, address: SocketAddr) -> Value {
 fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     let subsystems = daemon.subsystems(nqn)?;
     daemon.print(&documents(&subsystems, "listen_addresses"), || {
-        let mut table = Table::new(&["subsystem", "transport", "address"]);
+        let mut table = Table::new(&["subsystem", "transport", "address", "security"]);
         for (subsystem, listener) in rows(&subsystems, "listen_addresses") {
-            table.row([text(&subsystem["nqn"]), text(&listener["trtype"]), address(listener)]);
+            let [transport, level] = ["trtype", "security"].map(|name| text(&listener[name]));
+            table.row([text(&subsystem["nqn"]), transport, address(listener), level]);
         }
         table
     })

@@ -379,7 +379,7 @@ impl State {
         if same_streams && listener.security.authentication == entrance.authentication {
             return Ok(());
         }
-        let text = "the listener there has another level of security or other byte streams: remove it first, or take \
+        let text = "the listener there has other byte streams or another level of security: remove it first, or take \
              another port";
         let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
         Err(TargetError::Listen { address, error })

@@ -9,8 +9,8 @@ use uuid::Uuid;
 use crate::error::{RpcError, code};
 use crate::manager::Model;
 use crate::manager::nvmf::{
-    AllowedHost, DEFAULT_MAX_NAMESPACES, Namespace, NvmfTarget, Pool, Subsystem, SubsystemOptions,
-    hex,
+    AllowedHost, DEFAULT_MAX_NAMESPACES, ListenAddress, Namespace, NvmfTarget, Pool, PortLevel,
+    Subsystem, SubsystemOptions, hex,
 };
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
@@ -189,7 +189,7 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     let model = call.manager.model();
     let target = model.nvmf.target(&name)?;
     let Some(wanted) = params.nqn else {
-        let subsystems = target.subsystems.values().map(describe);
+        let subsystems = target.subsystems.values().map(|it| describe(target, it));
         return Ok([describe_discovery(target)].into_iter().chain(subsystems).collect());
     };
     let missing = || RpcError::errno(libc::ENODEV).because("there is no such subsystem");
@@ -197,20 +197,33 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     if nqn.is_discovery() {
         return Ok(vec![describe_discovery(target)]);
     }
-    Ok(vec![describe(target.subsystem(&nqn).map_err(|_| missing())?)])
+    Ok(vec![describe(target, target.subsystem(&nqn).map_err(|_| missing())?)])
 }
 
 fn describe_discovery(target: &NvmfTarget) -> Value {
     json!({
         "nqn": DISCOVERY_NQN,
         "subtype": "Discovery",
-        "listen_addresses": target.discovery_listeners,
+        "listen_addresses": describe_addresses(target, &target.discovery_listeners),
         "allow_any_host": true,
         "hosts": [],
     })
 }
 
-fn describe(subsystem: &Subsystem) -> Value {
+/// Addresses as SPDK has them; those that are not plain have their level besides.
+fn describe_addresses(target: &NvmfTarget, addresses: &[ListenAddress]) -> Vec<Value> {
+    let describe = |address: &ListenAddress| {
+        let level = target.level(address);
+        let mut shown = json!(address);
+        if level != PortLevel::default() {
+            shown["security"] = level.to_string().into();
+        }
+        shown
+    };
+    addresses.iter().map(describe).collect()
+}
+
+fn describe(target: &NvmfTarget, subsystem: &Subsystem) -> Value {
     let options = &subsystem.options;
     let hosts: Vec<Value> = subsystem.hosts.iter().map(describe_host).collect();
     let namespaces = subsystem.namespaces.iter();
@@ -226,7 +239,7 @@ fn describe(subsystem: &Subsystem) -> Value {
     let mut shown = json!({
         "nqn": options.nqn,
         "subtype": "NVMe",
-        "listen_addresses": subsystem.listeners,
+        "listen_addresses": describe_addresses(target, &subsystem.listeners),
         "allow_any_host": options.allow_any_host,
         "hosts": hosts,
         "serial_number": options.serial_number,
