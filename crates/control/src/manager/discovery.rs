@@ -11,6 +11,7 @@ use raceline_host::blocking::Host;
 use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemoteState};
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
+use raceline_proto::nvme::discovery::SECTYPE_TLS_1_3;
 use serde_json::json;
 
 use super::catalogue::{Entry, Key};
@@ -284,9 +285,12 @@ fn address(record: &DiscoveryRecord) -> Result<SocketAddr, String> {
 }
 
 fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
-    if record.treq & TREQ_MASK == TREQ_REQUIRED {
+    // A listener where authentications make keys for TLS does not require it of the first connection.
+    if record.treq & TREQ_MASK == TREQ_REQUIRED || record.sectype == SECTYPE_TLS_1_3 {
         let nqn = record.subnqn.escape_debug();
-        return Err(format!("{nqn} wants a secure channel, which is not supported"));
+        return Err(format!(
+            "{nqn} wants a secure channel: attach it by bdev_nvme_attach_controller with a psk"
+        ));
     }
     let nqn = Nqn::new(&record.subnqn).map_err(|error| format!("{:?}: {error}", record.subnqn))?;
     Ok((nqn, address(record)?))

@@ -59,10 +59,12 @@ fn a_log_may_hold_anything() {
     let discovery = discovery();
     let rdma = DiscoveryRecord { trtype: 1, ..record("rdma", "127.0.0.1:1") };
     let tls = DiscoveryRecord { treq: 1, ..record("tls", "127.0.0.1:1") };
+    let concat = DiscoveryRecord { treq: 2, sectype: 2, ..record("concat", "127.0.0.1:1") };
     let name = DiscoveryRecord { subnqn: String::new(), ..record("x", "127.0.0.1:1") };
     let records = vec![
         rdma,
         tls,
+        concat,
         name,
         record("host", "localhost:1"),
         record("port", "127.0.0.1:65536"),
