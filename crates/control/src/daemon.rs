@@ -116,6 +116,7 @@ impl Daemon {
             connections: config.connections,
             key_places: Places::of(config.state_dir.as_deref()),
             reservations: config.state_dir.as_ref().map(|dir| dir.join("reservations")),
+            protected: config.state_dir.as_ref().map(|dir| dir.join("protected")),
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| {

@@ -76,6 +76,8 @@ pub struct ManagerConfig {
     pub key_places: Places,
     /// Where the reservations of namespaces persist that name no file for them; `None`: they do not.
     pub reservations: Option<PathBuf>,
+    /// Where it is noted which namespaces hosts have write protected; `None`: they can only until the daemon ends.
+    pub protected: Option<PathBuf>,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
     /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
@@ -94,6 +96,7 @@ impl Default for ManagerConfig {
             accel: Framework::software(),
             key_places: Places::default(),
             reservations: None,
+            protected: None,
             changes_before: 0,
             run: None,
         }

@@ -1,4 +1,5 @@
-//! The file in which the reservations of a namespace persist through a power loss (PTPL).
+//! The files of a namespace: that in which its reservations persist through a power loss (PTPL), and that which is there
+//! as long as a host has write protected it.
 //!
 //! The members are those of SPDK's `ptpl_file`, so that a file of SPDK's target can be taken over. Two are added: the
 //! name of each host, and a checksum. A new state is written to a file beside, synced, renamed over the old one, and
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use raceline_proto::nvme::reservation::ReservationType;
 use raceline_proto::nvme::{HostId, HostNqn, Nqn};
 use raceline_proto::reservation::{Held, MAX_REGISTRANTS, Registrant, Reservations};
-use raceline_target::ReservationStore;
+use raceline_target::{ProtectionStore, ReservationStore};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -151,27 +152,8 @@ impl ReservationFile {
     /// # Errors
     /// When the path names no file, or files cannot be made in its directory.
     pub fn open(path: &Path, uuid: Uuid) -> Result<Self, ReservationFileError> {
-        let file = path.display().to_string();
-        let failed = |action| {
-            let file = file.clone();
-            move |error| ReservationFileError::Io { action, file, error }
-        };
-        let name = path.file_name().and_then(|name| name.to_str());
-        let name = name.ok_or_else(|| io::Error::other("the path does not end in a name"));
-        let name = name.map_err(failed("use"))?.to_owned();
-        let directory = match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-            Some(parent) => parent,
-            None => Path::new("/"),
-        };
-        let folder = RealFolder::open(directory).map_err(failed("open the directory of"))?;
-        let opened = Self::on(Arc::new(folder), name, uuid);
-        // Whether a host can persist its registration is known before it asks, and no unfinished file stays.
-        let unfinished = opened.unfinished();
-        let folder = &opened.folder;
-        let tried = folder.write(&unfinished, &[]).and_then(|()| folder.remove(&unfinished));
-        tried.map_err(failed("make a file beside"))?;
-        Ok(opened)
+        let (folder, name) = folder_of(path)?;
+        Ok(Self::on(folder, name, uuid))
     }
 
     /// A file in a folder of any kind.
@@ -219,6 +201,80 @@ impl ReservationStore for ReservationFile {
         let unfinished = self.unfinished();
         self.folder.write(&unfinished, &bytes)?;
         self.folder.rename(&unfinished, &self.name)?;
+        self.folder.sync_names()
+    }
+}
+
+/// The folder and the name of a file. Whether files can be made there is known before a host asks, and no unfinished
+/// file stays.
+fn folder_of(path: &Path) -> Result<(Arc<dyn Folder>, String), ReservationFileError> {
+    let file = path.display().to_string();
+    let failed = |action| {
+        let file = file.clone();
+        move |error| ReservationFileError::Io { action, file, error }
+    };
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| io::Error::other("the path does not end in a name"));
+    let name = name.map_err(failed("use"))?.to_owned();
+    let directory = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    };
+    let folder = RealFolder::open(directory).map_err(failed("open the directory of"))?;
+    let unfinished = format!("{name}{UNFINISHED}");
+    let tried = folder.write(&unfinished, &[]).and_then(|()| folder.remove(&unfinished));
+    tried.map_err(failed("make a file beside"))?;
+    Ok((Arc::new(folder), name))
+}
+
+/// The file that is there as long as a namespace is write protected.
+pub struct ProtectionFile {
+    folder: Arc<dyn Folder>,
+    name: String,
+}
+
+impl ProtectionFile {
+    /// A file of an existing directory.
+    ///
+    /// # Errors
+    /// As [`ReservationFile::open`].
+    pub fn open(path: &Path) -> Result<Self, ReservationFileError> {
+        let (folder, name) = folder_of(path)?;
+        Ok(Self { folder, name })
+    }
+
+    /// A file in a folder of any kind.
+    #[cfg(test)]
+    pub(crate) fn on(folder: Arc<dyn Folder>, name: String) -> Self {
+        Self { folder, name }
+    }
+
+    /// Whether the namespace is write protected. What the file holds does not matter.
+    ///
+    /// # Errors
+    /// When the system does not say.
+    pub fn is_protected(&self) -> Result<bool, ReservationFileError> {
+        match self.folder.read(&self.name) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => {
+                let file = self.folder.path().join(&self.name).display().to_string();
+                Err(ReservationFileError::Io { action: "read", file, error })
+            }
+        }
+    }
+}
+
+impl ProtectionStore for ProtectionFile {
+    fn save(&self, is_protected: bool) -> io::Result<()> {
+        if is_protected {
+            self.folder.write(&self.name, b"A host has write protected this namespace.\n")?;
+        } else if let Err(error) = self.folder.remove(&self.name)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
         self.folder.sync_names()
     }
 }

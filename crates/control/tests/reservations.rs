@@ -19,7 +19,7 @@ use raceline_control::role::Roles;
 use raceline_control::server::{Server, ServerConfig};
 use raceline_control::state::StateJournal;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
-use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{CommandId, ControllerId, HostId, HostNqn, Nqn, QueueId, Sqe, Status};
 use raceline_proto::reservation::{Reservations, ReservingHost, parse_reservation, put_report};
 use raw::{RawHost, Wants};
@@ -43,6 +43,7 @@ fn a_daemon_to_be_killed() {
     let config = ManagerConfig {
         journal: Box::new(journal),
         reservations: Some(dir.join("state/reservations")),
+        protected: Some(dir.join("state/protected")),
         ..ManagerConfig::default()
     };
     let manager = Arc::new(Manager::new(config, Arc::new(Registry::new())));
@@ -122,7 +123,7 @@ fn who(number: u8) -> ReservingHost {
 
 /// Both queues of a host.
 struct Host {
-    _admin: RawHost,
+    admin: RawHost,
     queue: RawHost,
 }
 
@@ -140,7 +141,7 @@ impl Host {
         let mut queue = RawHost::open(address, Wants::default());
         let cqe = queue.connect_with(words(QueueId(1)), &ConnectData::new(id, cntlid, &nqn, &name));
         assert!(cqe.status.is_success(), "{}", cqe.status);
-        Self { _admin: admin, queue }
+        Self { admin, queue }
     }
 
     /// The report without GEN, which begins anew with the daemon.
@@ -317,4 +318,31 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     assert_eq!(read(&mut host, 1), Status::SUCCESS);
     assert_eq!(host.report()[1], 1, "one registrant");
     drop(daemon);
+}
+
+#[test]
+fn write_protection_survives_sigkill() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let daemon = Daemon::start(dir.path());
+    daemon.export(address);
+    drop(daemon);
+    let write = |host: &mut Host| host.queue.write(1, 0, &[1; 512], 512).cqe.status;
+    let protected = Status::NAMESPACE_WRITE_PROTECTED.dnr();
+    // Each state is set under one daemon, which is killed, and looked at under the next.
+    for (state, next) in [(1_u32, protected), (0, Status::SUCCESS), (2, Status::SUCCESS)] {
+        let daemon = Daemon::start(dir.path());
+        let mut host = Host::connect(address, 1);
+        let set = Sqe {
+            opc: admin::SET_FEATURES,
+            nsid: 1.into(),
+            cdw10: 0x84.into(),
+            cdw11: state.into(),
+            ..Sqe::default()
+        };
+        assert_eq!(host.admin.plain_command(set).cqe.status, Status::SUCCESS, "{state}");
+        drop(daemon);
+        let _daemon = Daemon::start(dir.path());
+        assert_eq!(write(&mut Host::connect(address, 1)), next, "after {state}");
+    }
 }

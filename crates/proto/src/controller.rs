@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::nvme::cross_reset::ControllerInstance;
+use crate::nvme::feature::WriteProtection;
 use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
 use crate::reservation::ReservationCommand;
 
@@ -36,6 +37,7 @@ mod io;
 mod keep_alive;
 mod log;
 mod management;
+mod protection;
 mod queues;
 mod registers;
 mod reservation;
@@ -136,6 +138,13 @@ pub enum AdminOutcome {
     ///
     /// [`IMMEDIATE`]: crate::nvme::cross_reset::IMMEDIATE
     CrossReset(ControllerInstance),
+    /// A change of the write protection of a namespace; else as [`Self::Manage`].
+    Protect {
+        /// Of which namespace.
+        nsid: NamespaceId,
+        /// What it is to be.
+        protection: WriteProtection,
+    },
     /// A change of the reservations of a namespace, as its host asks for it; else as [`Self::Manage`].
     Reserve {
         /// Of which namespace.

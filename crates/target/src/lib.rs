@@ -82,7 +82,9 @@ pub use changes::manual::ManualCore;
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
 pub use changes::pool_state::{PoolConfig, PoolStore};
-pub use changes::reservation_state::{ReservationPlace, ReservationStore};
+pub use changes::reservation_state::{
+    ProtectionPlace, ProtectionStore, ReservationPlace, ReservationStore,
+};
 pub use changes::subsystems::HostDemands;
 pub use changes::target::{Target, TargetStats};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, GeneratedKeys, Hash, KeyPair, Keys};

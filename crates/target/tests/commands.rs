@@ -1,13 +1,20 @@
-//! Abort, Verify and Copy over sockets.
+//! Abort, Verify, Copy and write protection over sockets.
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
 
-use common::{Heard, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use common::{
+    Heard, RawHost, Wants, block_sqe, config, eventually, namespace, nqn, pattern, ram, start,
+    status, subsystem,
+};
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::rw::CopyRange;
 use raceline_proto::nvme::{CommandId, Direction, Sqe, Status};
-use raceline_target::TargetConfig;
+use raceline_target::{NamespaceConfig, ProtectionPlace, ProtectionStore, Target, TargetConfig};
 use zerocopy::IntoBytes;
 
 const BS: u32 = 512;
@@ -193,6 +200,111 @@ fn a_copy_that_is_refused_writes_nothing() {
         assert!(queue.read(1, slba, 8, BS).data.iter().all(|byte| *byte == 0), "{slba}");
     }
     target.shutdown().unwrap();
+}
+
+// -------------------------------------------------------------------------------- write protection
+
+const PROTECTED: Status = Status::NAMESPACE_WRITE_PROTECTED.dnr();
+
+/// Set Features of Namespace Write Protection Config.
+fn protect(admin: &mut RawHost, state: u32) -> Status {
+    let sqe = Sqe {
+        opc: admin::SET_FEATURES,
+        nsid: 1.into(),
+        cdw10: 0x84.into(),
+        cdw11: state.into(),
+        ..Sqe::default()
+    };
+    status(&admin.plain_command(sqe))
+}
+
+fn protection(admin: &mut RawHost) -> u32 {
+    let sqe =
+        Sqe { opc: admin::GET_FEATURES, nsid: 1.into(), cdw10: 0x84.into(), ..Sqe::default() };
+    admin.plain_command(sqe).cqe.dw0
+}
+
+#[test]
+fn a_protected_namespace_takes_no_writes_until_the_target_ends() {
+    let (target, address) = start(config(2), vec![ram("1M"), ram("1M")]);
+    let (mut admin, cntlid) = RawHost::admin(address, Wants::default());
+    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+    let (mut other_admin, other) = RawHost::admin(address, Wants::default());
+    let mut other_queue = RawHost::io(address, other, 1, Wants::default());
+    let data = pattern(1, 16384);
+    assert!(status(&queue.write(1, 0, &data, BS)).is_success());
+    // A write that waits for its data, which come when the namespace is protected.
+    let waiting = queue.submit(block_sqe(io::WRITE, 1, 0, 32), Direction::HostToController, 16384);
+    let Heard::SendData(grant) = queue.listen() else { panic!("no R2T") };
+    assert_eq!(protect(&mut admin, 1), Status::FEATURE_NOT_CHANGEABLE.dnr(), "it has no place");
+    assert_eq!(protect(&mut admin, 2), Status::SUCCESS);
+    queue.send_data(&grant, &pattern(2, 16384));
+    assert_eq!(status(&queue.wait(waiting, &[])), PROTECTED);
+    for queue in [&mut queue, &mut other_queue] {
+        assert_eq!(status(&queue.write(1, 0, &data, BS)), PROTECTED);
+        assert_eq!(status(&queue.plain_command(block_sqe(io::WRITE_ZEROES, 1, 0, 8))), PROTECTED);
+        assert_eq!(copy(queue, 100, &[(0, 8)]).0, PROTECTED);
+        assert!(status(&queue.plain_command(block_sqe(io::FLUSH, 1, 0, 1))).is_success());
+        assert_eq!(queue.read(1, 0, 32, BS).data, data);
+        assert!(status(&queue.write(2, 0, &data, BS)).is_success());
+    }
+    assert_eq!((protection(&mut admin), protection(&mut other_admin)), (2, 2));
+    for state in [0, 1] {
+        assert_eq!(protect(&mut other_admin, state), Status::FEATURE_NOT_CHANGEABLE.dnr());
+    }
+    assert_eq!(protect(&mut admin, 2), Status::SUCCESS, "it is so already");
+    target.shutdown().unwrap();
+}
+
+#[derive(Default)]
+struct Store {
+    is_protected: Mutex<bool>,
+    broken: AtomicBool,
+}
+
+impl ProtectionStore for Store {
+    fn save(&self, is_protected: bool) -> std::io::Result<()> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        *self.is_protected.lock().unwrap() = is_protected;
+        Ok(())
+    }
+}
+
+fn with_store(store: &Arc<Store>) -> (Target, SocketAddr) {
+    let is_protected = *store.is_protected.lock().unwrap();
+    let place = ProtectionPlace { store: Arc::clone(store) as _, is_protected };
+    let target = Target::start(config(1)).unwrap();
+    target.add_subsystem(subsystem()).unwrap();
+    let exported = NamespaceConfig { protection: Some(place), ..namespace(ram("1M")) };
+    target.add_namespace(&nqn(), exported).unwrap();
+    let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+    (target, address)
+}
+
+#[test]
+fn protection_that_is_to_last_is_kept_before_the_answer() {
+    let store = Arc::new(Store::default());
+    for (state, kept, after) in [(1, true, 1), (0, false, 0), (2, false, 0)] {
+        let (target, address) = with_store(&store);
+        let (mut admin, cntlid) = RawHost::admin(address, Wants::default());
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        store.broken.store(true, Ordering::Relaxed);
+        let before = protection(&mut admin);
+        assert_eq!(protect(&mut admin, state), Status::INTERNAL, "it cannot be kept");
+        assert_eq!(protection(&mut admin), before);
+        store.broken.store(false, Ordering::Relaxed);
+        assert_eq!(protect(&mut admin, state), Status::SUCCESS);
+        assert_eq!(*store.is_protected.lock().unwrap(), kept);
+        let expected = if state == 0 { Status::SUCCESS } else { PROTECTED };
+        assert_eq!(status(&queue.write(1, 0, &pattern(1, 512), BS)), expected, "state {state}");
+        target.shutdown().unwrap();
+        let (target, address) = with_store(&store);
+        let (mut admin, _) = RawHost::admin(address, Wants::default());
+        assert_eq!(protection(&mut admin), after, "after a restart");
+        target.shutdown().unwrap();
+    }
 }
 
 struct Image {

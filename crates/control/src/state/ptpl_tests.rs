@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use raceline_proto::nvme::reservation::ReservationType;
 use raceline_proto::nvme::{HostId, HostNqn, Nqn};
 use raceline_proto::reservation::{Held, Registrant, Reservations};
-use raceline_target::ReservationStore as _;
+use raceline_target::{ProtectionStore as _, ReservationStore as _};
 use uuid::Uuid;
 
 use super::disk::Disk;
 use super::sim::{Image, Random, SimDisk};
-use crate::ptpl::{Folder, ReservationFile};
+use crate::ptpl::{Folder, ProtectionFile, ReservationFile};
 
 const UUID: Uuid = Uuid::from_u128(0x1234_5678);
 /// Saves of a history.
@@ -107,4 +107,19 @@ fn a_disk_that_cannot_keep_a_state_says_so() {
     disk.image().faults.failing_sync = true;
     on(&disk).save(Some(&random_state(&mut Random(2)))).unwrap_err();
     assert_eq!(on(&disk).load().unwrap(), state);
+}
+
+#[test]
+fn write_protection_that_was_answered_survives_a_power_cut() {
+    let mut random = Random(5);
+    let disk = SimDisk::default();
+    let on = |disk: &SimDisk| ProtectionFile::on(Arc::new(disk.clone()), "ns".to_owned());
+    for _ in 0..STEPS {
+        let wanted = random.one_in(2);
+        on(&disk).save(wanted).unwrap();
+        for _ in 0..CRASHES {
+            let crashed = SimDisk::new(disk.image().crash(&mut random));
+            assert_eq!(on(&crashed).is_protected().unwrap(), wanted);
+        }
+    }
 }

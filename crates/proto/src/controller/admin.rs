@@ -156,6 +156,9 @@ impl Controller {
             admin::GET_FEATURES | admin::SET_FEATURES if self.is_reservation_feature(sqe) => {
                 self.reservation_feature(sqe)
             }
+            admin::GET_FEATURES | admin::SET_FEATURES if self.is_protection_feature(sqe) => {
+                self.protection_feature(sqe)
+            }
             admin::GET_FEATURES => self.get_features(sqe, reply).map(AdminOutcome::success),
             admin::SET_FEATURES => self.set_features(sqe, data).map(AdminOutcome::success),
             admin::ASYNC_EVENT_REQUEST => self

@@ -13,7 +13,7 @@ use crate::nvme::identify::{
     FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController,
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS,
     LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
-    NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NamespaceDescriptorHeader,
+    NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NWPC, NamespaceDescriptorHeader,
     NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_COPY,
     ONCS_DATASET_MANAGEMENT, ONCS_RESERVATIONS, ONCS_VERIFY, ONCS_WRITE_ZEROES, SGLS_OFFSET,
     SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
@@ -218,6 +218,7 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
             | reservations)
             .into(),
         cdfs: CDFS_FORMAT_0.into(),
+        nwpc: NWPC,
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,
         subnqn: subsystem.nqn.to_field(),

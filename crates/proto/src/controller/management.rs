@@ -8,6 +8,7 @@ use zerocopy::FromBytes;
 
 use super::Controller;
 use super::subsystem::{Namespace, Pool};
+use crate::nvme::feature::WriteProtection;
 use crate::nvme::identify::{ControllerList, IdentifyNamespace, NMIC_SHARED};
 use crate::nvme::opcode::admin;
 use crate::nvme::{ControllerId, NamespaceId, Sqe, Status};
@@ -112,6 +113,9 @@ impl Controller {
             return Ok(());
         }
         match self.whole().and_then(|subsystem| subsystem.namespace(nsid)) {
+            Some(namespace) if all && namespace.protection != WriteProtection::None => {
+                Err(Status::NAMESPACE_WRITE_PROTECTED.dnr())
+            }
             Some(Namespace { pool_bytes: Some(_), .. }) => {
                 self.ana_refusal(nsid).map_or(Ok(()), Err)?;
                 self.reservation_admits(nsid)

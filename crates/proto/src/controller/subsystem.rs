@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::ana::Ana;
 use super::reservation::ReservedNamespaces;
 use super::security::Security;
+use crate::nvme::feature::WriteProtection;
 use crate::nvme::{HostNqn, NamespaceId, Nqn};
 
 /// The greatest NSID (NN), and the most namespaces of a subsystem (MNAN). Hosts size tables by it.
@@ -52,8 +53,10 @@ pub struct Namespace {
     pub pool_bytes: Option<u64>,
     /// Completed writes may be lost in a power cut until a Flush.
     pub volatile_write_cache: bool,
-    /// Writes are refused.
+    /// Writes are refused, by the device or because of `protection`.
     pub read_only: bool,
+    /// The write protection that hosts have set.
+    pub protection: WriteProtection,
     /// Deallocate has an effect.
     pub deallocate: bool,
     /// Deallocated blocks read zeroes.

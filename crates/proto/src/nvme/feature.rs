@@ -32,6 +32,8 @@ pub mod fid {
     pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
     /// Reservation Persistence.
     pub const RESERVATION_PERSISTENCE: u8 = 0x83;
+    /// Namespace Write Protection Config.
+    pub const WRITE_PROTECTION: u8 = 0x84;
 }
 
 /// Size of the data of Host Behavior Support; its byte 0 is ACRE, whether the host waits for CRDT
@@ -40,6 +42,42 @@ pub const HOST_BEHAVIOR_LEN: usize = 512;
 
 /// I/O Command Set Profile: CDW11 bits 8:0, the index of the combination (Base 2.0, 5.27.1.21).
 pub const COMMAND_SET_INDEX: u32 = 0x1ff;
+
+/// Write Protection State, CDW11 bits 2:0 of Namespace Write Protection Config (Base 2.0, 5.27.1.28). Permanent
+/// protection is not among them: no operator could take it back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WriteProtection {
+    /// Writes are allowed.
+    #[default]
+    None,
+    /// Until it is set otherwise, also after a restart.
+    On,
+    /// Until the target is restarted, and not to be set otherwise before.
+    UntilPowerCycle,
+}
+
+impl WriteProtection {
+    /// From CDW11 or DW0; `None` for what does not exist here.
+    #[must_use]
+    pub fn from_wire(word: u32) -> Option<Self> {
+        match word {
+            0 => Some(Self::None),
+            1 => Some(Self::On),
+            2 => Some(Self::UntilPowerCycle),
+            _ => None,
+        }
+    }
+
+    /// As CDW11 or DW0.
+    #[must_use]
+    pub fn to_wire(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::On => 1,
+            Self::UntilPowerCycle => 2,
+        }
+    }
+}
 
 /// SEL: which value Get Features returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

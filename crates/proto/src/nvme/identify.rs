@@ -290,6 +290,8 @@ pub const ONCS_VERIFY: u16 = 1 << 7;
 pub const ONCS_COPY: u16 = 1 << 8;
 /// CDFS bit 0: Copy takes source ranges of format 0.
 pub const CDFS_FORMAT_0: u16 = 1 << 0;
+/// NWPC bits 1:0: namespaces can be write protected, also until a power cycle.
+pub const NWPC: u8 = 0b11;
 /// ONCS bit 5: reservations.
 pub const ONCS_RESERVATIONS: u16 = 1 << 5;
 

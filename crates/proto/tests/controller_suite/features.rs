@@ -1,9 +1,10 @@
 //! Get Features and Set Features.
 
-use raceline_proto::nvme::feature::fid;
+use raceline_proto::controller::AdminOutcome;
+use raceline_proto::nvme::feature::{WriteProtection, fid};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::property::Configuration;
-use raceline_proto::nvme::{Sqe, Status};
+use raceline_proto::nvme::{NamespaceId, Sqe, Status};
 
 use super::support::{Connect, HOSTID, Host, snapshot, subsystem};
 
@@ -58,9 +59,9 @@ fn capabilities_say_what_can_change() {
 #[test]
 fn unknown_features_are_invalid_fields() {
     let mut host = Host::ready();
-    // LBA range, coalescing, vectors, APST, timestamp, write protection, reservations, ...
+    // LBA range, coalescing, vectors, APST, timestamp, reservations where there are none, ...
     let unknown =
-        [0x00, 0x03, 0x08, 0x09, 0x0c, 0x0d, 0x0e, 0x10, 0x11, 0x15, 0x80, 0x82, 0x83, 0x84, 0xc0];
+        [0x00, 0x03, 0x08, 0x09, 0x0c, 0x0d, 0x0e, 0x10, 0x11, 0x15, 0x80, 0x82, 0x83, 0xc0];
     for fid in unknown {
         for select in [CURRENT, DEFAULT, SAVED, CAPABILITIES] {
             let status = host.get_feature(fid, select, 0, 4096).status;
@@ -225,4 +226,49 @@ fn a_reply_longer_than_the_value_is_zero() {
     let mut host = Host::ready();
     let answer = host.get_feature(fid::NUMBER_OF_QUEUES, CURRENT, 0, 4096).ok();
     assert_eq!(answer.data, [0; 4096]);
+}
+
+#[test]
+fn write_protection_is_that_of_a_namespace() {
+    let fid = fid::WRITE_PROTECTION;
+    let ask = |host: &mut Host, opcode, nsid: u32, word: u32, select: u32| {
+        let sqe = Sqe {
+            nsid: nsid.into(),
+            cdw10: (u32::from(fid) | select << 8).into(),
+            cdw11: word.into(),
+            ..Host::admin(opcode, 0)
+        };
+        host.submit(&sqe)
+    };
+    let done = |dw0| Ok(AdminOutcome::success(dw0));
+    let failed = |status: Status| Ok(AdminOutcome::status(status.dnr()));
+    let wanted = [
+        (WriteProtection::None, 0),
+        (WriteProtection::On, 1),
+        (WriteProtection::UntilPowerCycle, 2),
+    ];
+    for (now, word) in wanted {
+        let mut changed = subsystem();
+        changed.namespaces[0].protection = now;
+        let mut host = Host::ready_with(changed);
+        let get = |host: &mut Host, nsid, select| ask(host, admin::GET_FEATURES, nsid, 0, select);
+        assert_eq!((get(&mut host, 1, CURRENT), get(&mut host, 2, CURRENT)), (done(word), done(0)));
+        assert_eq!(
+            (get(&mut host, 1, DEFAULT), get(&mut host, 1, CAPABILITIES)),
+            (done(0), done(0b110))
+        );
+        assert_eq!(get(&mut host, 3, CURRENT), failed(Status::INVALID_NAMESPACE));
+        for (protection, word) in wanted {
+            let expected = match now {
+                now if now == protection => done(0),
+                WriteProtection::UntilPowerCycle => failed(Status::FEATURE_NOT_CHANGEABLE),
+                _ => Ok(AdminOutcome::Protect { nsid: NamespaceId(1), protection }),
+            };
+            assert_eq!(ask(&mut host, admin::SET_FEATURES, 1, word, 0), expected, "{now:?}");
+        }
+        let permanent = ask(&mut host, admin::SET_FEATURES, 2, 3, 0);
+        assert_eq!(permanent, failed(Status::INVALID_FIELD), "nobody could take it back");
+        let all = ask(&mut host, admin::SET_FEATURES, u32::MAX, 1, 0);
+        assert_eq!(all, failed(Status::INVALID_NAMESPACE));
+    }
 }

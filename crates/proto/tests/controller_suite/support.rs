@@ -11,6 +11,7 @@ use raceline_proto::controller::{
 };
 use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::log::GetLogPage;
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::property::{
@@ -54,6 +55,7 @@ pub(crate) fn namespace(nsid: u32) -> Namespace {
         pool_bytes: None,
         volatile_write_cache: false,
         read_only: false,
+        protection: WriteProtection::None,
         deallocate: true,
         deallocate_zeroes: true,
         ana_group: 0,

@@ -17,7 +17,7 @@ use raceline_reactor::flow::policy;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
 use crate::changes::pool_map::MapError;
-use crate::changes::reservation_state::ReservationPlace;
+use crate::changes::reservation_state::{ProtectionPlace, ReservationPlace};
 use crate::path::buffers::pool_config;
 use crate::records::placement::PlacementPolicy;
 use crate::records::throttle::Throttle;
@@ -374,6 +374,9 @@ pub struct NamespaceConfig {
     pub throttle: Option<Throttle>,
     /// Where its reservations are kept so that they persist through a power loss; `None`: they cannot.
     pub reservations: Option<ReservationPlace>,
+    /// Where hosts' write protection is kept so that it outlives the target; `None`: they can protect the namespace
+    /// only until then.
+    pub protection: Option<ProtectionPlace>,
 }
 
 impl NamespaceConfig {
@@ -391,6 +394,7 @@ impl NamespaceConfig {
             ana_group: None,
             throttle: None,
             reservations: None,
+            protection: None,
         }
     }
 }

@@ -17,6 +17,7 @@ use raceline_proto::controller::{
     Ana, DiscoveryFilter, HostAccess, Limits, ListenerInfo, Namespace, Referral, Security,
     Subsystem, TargetSnapshot, Visibility,
 };
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 
@@ -25,7 +26,7 @@ use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
 use crate::changes::qos::{HostLimit, Limited};
-use crate::changes::reservation_state::KeptReservations;
+use crate::changes::reservation_state::{KeptReservations, ProtectionStore};
 use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::placement::PlacementPolicy;
@@ -106,6 +107,8 @@ pub(crate) struct Exported {
     pub(crate) namespace: Namespace,
     /// Keeps the device open as long as it is exported.
     pub(crate) bdev: SharedBdev,
+    /// Where its write protection is kept; `None`: it ends with the target.
+    pub(crate) protection: Option<Arc<dyn ProtectionStore>>,
 }
 
 /// Settings that all subsystems have in common: retry delays, how hosts may authenticate, and limits of hosts.
@@ -131,7 +134,11 @@ impl Control {
             .namespaces
             .values()
             .map(|ns| &ns.namespace)
-            .map(|ns| Namespace { ana_group: entry.ana_group(ns.nsid), ..ns.clone() })
+            .map(|ns| Namespace {
+                ana_group: entry.ana_group(ns.nsid),
+                read_only: ns.read_only || ns.protection != WriteProtection::None,
+                ..ns.clone()
+            })
             .collect();
         if let Some(ana) = &mut entry.ana {
             ana.set_members(&namespaces);

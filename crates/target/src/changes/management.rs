@@ -1,6 +1,7 @@
 //! What a host sends to have namespaces or their reservations changed.
 
 use raceline_proto::controller::ManagementCommand;
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn};
 use raceline_proto::reservation::{ReservationCommand, ReservingHost};
 
@@ -15,12 +16,19 @@ pub(crate) struct ManagementRequest {
     pub(crate) from: CommandPlace,
 }
 
-/// A host's request about the reservations of a namespace.
+/// A host's request about the reservations or the write protection of a namespace.
 pub(crate) struct ReservationRequest {
     pub(crate) nqn: Nqn,
     pub(crate) nsid: NamespaceId,
     pub(crate) host: ReservingHost,
-    pub(crate) command: ReservationCommand,
+    pub(crate) wish: NamespaceWish,
     /// The command that is answered.
     pub(crate) from: CommandPlace,
+}
+
+/// What a host wants of a namespace that it does not own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NamespaceWish {
+    Reserve(ReservationCommand),
+    Protect(WriteProtection),
 }

@@ -57,6 +57,8 @@ pub(crate) enum Message {
     /// Control: abort the commands of these hosts for a device, as far as they have not reached it; count those that
     /// have.
     AbortPreempted { device: DeviceId, hosts: Arc<[Registrant]>, reply: Reply<usize> },
+    /// Control: count the commands at a device that change data there.
+    CountWrites { device: DeviceId, reply: Reply<usize> },
     /// Control: what has happened to the reservations of a namespace, for the controllers of its hosts.
     ReservationNotices { nqn: Nqn, nsid: NamespaceId, notices: Arc<[Notice]> },
     /// Control: close this host's controllers of a subsystem.

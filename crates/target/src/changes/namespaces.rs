@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use raceline_bdev::{BdevInfo, SharedBdev};
 use raceline_proto::controller::{Namespace, Visibility};
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::{NamespaceConfig, TargetError};
@@ -27,7 +28,9 @@ impl Target {
         let namespace = describe_namespace(nsid, &config);
         let bdev = config.bdev;
         // The rules are checked before any core opens the device; 0 is the number of no device.
-        let unopened = Exported { device: DeviceId(0), namespace, bdev: Arc::clone(&bdev) };
+        let protection = config.protection.map(|place| place.store);
+        let bdev_of = Arc::clone(&bdev);
+        let unopened = Exported { device: DeviceId(0), namespace, bdev: bdev_of, protection };
         let (group, throttle) = (config.ana_group, config.throttle);
         let place = config.reservations;
         self.start_reserver()?;
@@ -233,6 +236,10 @@ fn describe_namespace(nsid: NamespaceId, config: &NamespaceConfig) -> Namespace 
         nguid: config.nguid.unwrap_or(uuid),
         eui64: config.eui64.unwrap_or_default(),
         visibility: config.visibility.clone(),
+        protection: match &config.protection {
+            Some(place) if place.is_protected => WriteProtection::On,
+            _ => WriteProtection::None,
+        },
         ..identity(nsid, uuid)
     };
     with_device(&identity, &info)
@@ -254,6 +261,7 @@ pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
         pool_bytes: None,
         volatile_write_cache: false,
         read_only: false,
+        protection: WriteProtection::None,
         deallocate: false,
         deallocate_zeroes: false,
         ana_group: 0,

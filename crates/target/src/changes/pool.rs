@@ -163,7 +163,7 @@ impl Control {
         })?;
         let device = self.open_device(state, &bdev)?;
         let namespace = describe(pool, namespace, &bdev);
-        Ok(Exported { device, namespace, bdev })
+        Ok(Exported { device, namespace, bdev, protection: None })
     }
 
     fn close_all(&self, state: &mut State, exported: &[Exported]) -> Result<(), TargetError> {

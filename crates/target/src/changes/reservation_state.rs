@@ -1,4 +1,4 @@
-//! The reservations of a namespace, as the target keeps them, and the place that outlives it.
+//! The reservations and the write protection of a namespace, as the target keeps them, and the places that outlive it.
 
 use std::sync::Arc;
 
@@ -22,6 +22,25 @@ pub struct ReservationPlace {
     pub store: Arc<dyn ReservationStore>,
     /// As they were kept last.
     pub saved: Reservations,
+}
+
+/// Where the write protection of a namespace is kept.
+pub trait ProtectionStore: Send + Sync {
+    /// Keeps whether the namespace is write protected: when this returns, a crash does not undo it. The caller holds
+    /// the lock on the target's state: this method must not call the target.
+    ///
+    /// # Errors
+    /// When it cannot be kept; then the protection stays as it is.
+    fn save(&self, is_protected: bool) -> std::io::Result<()>;
+}
+
+/// A place for the write protection of a namespace.
+#[derive(Clone)]
+pub struct ProtectionPlace {
+    /// Where it is kept from now on.
+    pub store: Arc<dyn ProtectionStore>,
+    /// As it was kept last.
+    pub is_protected: bool,
 }
 
 /// The reservations of a namespace, with the place where they are kept.

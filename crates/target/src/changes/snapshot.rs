@@ -9,6 +9,7 @@ use raceline_auth::{Algorithms, Keys};
 use raceline_proto::controller::{
     IoCommand, Namespace, Subsystem, TargetSnapshot, find_namespace, parse_io,
 };
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{Fuse, NamespaceId, Nqn, Sqe, Status, Transfer};
 use raceline_proto::reservation::{
     AccessGroup, Registrant, Reservations, ReservingHost, Rights, access_group,
@@ -207,14 +208,18 @@ impl VisibleSubsystem {
     }
 
     /// Takes the subsystem of a newer snapshot. `None`: it is the same. Otherwise gives whether a reservation leaves the
-    /// host only a part of a namespace: commands that have not reached their device may have become illegal.
+    /// host only a part of a namespace, or a namespace is write protected: commands that have not reached their device
+    /// may have become illegal.
     pub(crate) fn update(&mut self, all: &Arc<SubsystemDevices>) -> Option<bool> {
         if Arc::ptr_eq(&self.all, all) {
             return None;
         }
         self.all = Arc::clone(all);
         (self.devices, self.apart) = all.usable(&self.host, self.port_id);
-        Some(self.apart.slow.iter().any(|slow| slow.rights != Rights::ALL))
+        let is_protected = |ns: &Namespace| ns.protection != WriteProtection::None;
+        let restricts = |slow: &Slow| slow.rights != Rights::ALL || is_protected(&slow.namespace);
+        let namespaces = &self.devices.subsystem.namespaces;
+        Some(self.apart.slow.iter().any(restricts) || namespaces.iter().any(is_protected))
     }
 
     /// The status of a command for a namespace that is not among [`Self::devices`].
@@ -242,9 +247,17 @@ impl VisibleSubsystem {
         Ok((parsed, Levels::clone(&slow.levels)))
     }
 
-    /// Checks whether a reservation lets the host's command go to a device.
+    /// Checks whether reservation and write protection let the host's command go to a device.
     #[cold]
-    pub(crate) fn check(&self, device: DeviceId, sqe: &Sqe) -> Result<(), Status> {
+    pub(crate) fn check(
+        &self,
+        device: DeviceId,
+        sqe: &Sqe,
+        changes_data: bool,
+    ) -> Result<(), Status> {
+        if changes_data && self.on_device(device).is_some_and(|ns| ns.read_only) {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.dnr());
+        }
         let found = self.apart.slow.iter().find(|slow| slow.device == device);
         found.map_or(Ok(()), |slow| slow.check(sqe.opc, sqe.fuse()))
     }

@@ -17,7 +17,7 @@ use raceline_proto::nvme::{
 use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
 
-use crate::changes::management::ManagementRequest;
+use crate::changes::management::{ManagementRequest, NamespaceWish};
 use crate::changes::message::Message;
 use crate::changes::snapshot::SubsystemStats;
 use crate::path::commands::Commands;
@@ -251,6 +251,12 @@ impl Association {
             }
             AdminOutcome::Reserve { nsid, command: wish } => {
                 let host = self.controller.reserving_host();
+                let wish = NamespaceWish::Reserve(wish);
+                return commands.reserve(core, command, (&self.nqn, nsid), host, wish);
+            }
+            AdminOutcome::Protect { nsid, protection } => {
+                let host = self.controller.reserving_host();
+                let wish = NamespaceWish::Protect(protection);
                 return commands.reserve(core, command, (&self.nqn, nsid), host, wish);
             }
             _ => commands.slots.get(command.key()).cid(),
@@ -281,7 +287,8 @@ impl Association {
             AdminOutcome::Held
             | AdminOutcome::Manage(_)
             | AdminOutcome::CrossReset(_)
-            | AdminOutcome::Reserve { .. } => {}
+            | AdminOutcome::Reserve { .. }
+            | AdminOutcome::Protect { .. } => {}
         }
     }
 

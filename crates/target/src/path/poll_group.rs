@@ -495,6 +495,9 @@ impl Service for PollGroup {
             Message::AbortPreempted { device, hosts, reply } => {
                 let _ = reply.send((self.core.index, self.abort_preempted(cx, device, &hosts)));
             }
+            Message::CountWrites { device, reply } => {
+                let _ = reply.send((self.core.index, self.changing(device, &(0..u64::MAX))));
+            }
             Message::ReservationNotices { nqn, nsid, notices } => {
                 for key in self.keys() {
                     self.with(cx, key, |connection, cx, core| {

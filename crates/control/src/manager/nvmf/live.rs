@@ -7,12 +7,11 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_target::{
-    HostDemands, NamespaceConfig, ReservationPlace, SubsystemConfig, Target, TargetConfig,
-    TargetError, Visibility,
+    HostDemands, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Visibility,
 };
 
 use super::pool::pool_config;
-use super::reservations::reservation_place;
+use super::reservations::{Places, places_of};
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
 use crate::manager::{Manager, ManagerError, Model};
 
@@ -69,7 +68,7 @@ pub(super) fn namespace_config(
     nsid: u32,
     namespace: &Namespace,
     bdev: SharedBdev,
-    reservations: Option<ReservationPlace>,
+    (reservations, protection): Places,
 ) -> NamespaceConfig {
     NamespaceConfig {
         nsid: Some(NamespaceId(nsid)),
@@ -82,6 +81,7 @@ pub(super) fn namespace_config(
         },
         ana_group: namespace.anagrpid,
         reservations,
+        protection,
         ..NamespaceConfig::new(bdev)
     }
 }
@@ -108,8 +108,8 @@ pub(super) fn populate(
         }
         for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
             let bdev = model.bdev(&namespace.bdev_name)?;
-            let place = reservation_place(manager, nqn, namespace)?;
-            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device), place);
+            let places = places_of(manager, nqn, namespace)?;
+            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device), places);
             cores.add_namespace(nqn, config)?;
         }
         if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::change::{entry, hex, key};
 use super::live;
-use super::reservations::reservation_place;
+use super::reservations::places_of;
 use super::{Namespace, NewNamespace};
 use crate::manager::bdevs::Claim;
 use crate::manager::catalogue::Key;
@@ -112,8 +112,8 @@ impl Change<'_> {
         let name = &namespace.bdev_name;
         self.claim_bdev(name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
         let Some(cores) = cores else { return Ok(()) };
-        let added = reservation_place(self.manager(), nqn, namespace).and_then(|place| {
-            let config = live::namespace_config(nsid, namespace, device, place);
+        let added = places_of(self.manager(), nqn, namespace).and_then(|places| {
+            let config = live::namespace_config(nsid, namespace, device, places);
             Ok(cores.add_namespace(nqn, config).map(drop)?)
         });
         if added.is_err() {

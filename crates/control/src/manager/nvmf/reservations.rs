@@ -1,31 +1,57 @@
-//! Where the reservations of namespaces persist: in the file that their call names, or in the state directory.
+//! Where the reservations of namespaces persist, in the file that their call names or in the state directory, and
+//! where their write protection does, in the state directory.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::ReservationPlace;
+use raceline_target::{ProtectionPlace, ReservationPlace};
 
 use super::Namespace;
 use crate::manager::{Manager, ManagerError};
-use crate::ptpl::ReservationFile;
+use crate::ptpl::{ProtectionFile, ReservationFile};
 
 /// Only the owner may enter the directory.
 const DIRECTORY_MODE: u32 = 0o700;
+
+/// The places for the reservations and for the write protection of a namespace.
+pub(super) type Places = (Option<ReservationPlace>, Option<ProtectionPlace>);
+
+/// The places for what hosts decide about a namespace.
+///
+/// # Errors
+/// When a file cannot be used, or is damaged.
+pub(super) fn places_of(
+    manager: &Manager,
+    nqn: &Nqn,
+    namespace: &Namespace,
+) -> Result<Places, ManagerError> {
+    let reservations = reservation_place(manager, nqn, namespace)?;
+    let Some(directory) = manager.config().protected.clone() else {
+        return Ok((reservations, None));
+    };
+    let path = in_directory(directory, nqn, namespace, "protected")?;
+    let file = ProtectionFile::open(&path)?;
+    let is_protected = file.is_protected()?;
+    if is_protected {
+        tracing::info!(%nqn, bdev = namespace.bdev_name, "a host has write protected this namespace");
+    }
+    Ok((reservations, Some(ProtectionPlace { store: Arc::new(file), is_protected })))
+}
 
 /// The place for the reservations of a namespace; `None`: they cannot persist.
 ///
 /// # Errors
 /// When the file cannot be used, or is damaged.
-pub(super) fn reservation_place(
+fn reservation_place(
     manager: &Manager,
     nqn: &Nqn,
     namespace: &Namespace,
 ) -> Result<Option<ReservationPlace>, ManagerError> {
     let path = match (&namespace.ptpl_file, &manager.config().reservations) {
         (Some(file), _) => file.clone(),
-        (None, Some(directory)) => in_directory(directory.clone(), nqn, namespace)?,
+        (None, Some(directory)) => in_directory(directory.clone(), nqn, namespace, "json")?,
         (None, None) => return Ok(None),
     };
     let file = ReservationFile::open(&path, namespace.uuid)?;
@@ -43,14 +69,15 @@ fn in_directory(
     directory: PathBuf,
     nqn: &Nqn,
     namespace: &Namespace,
+    extension: &str,
 ) -> Result<PathBuf, ManagerError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&directory);
     made.map_err(|error| {
         let directory = directory.display();
         ManagerError::Invalid(format!(
-            "cannot make {directory}, where reservations are kept: {error}"
+            "cannot make {directory}, where the state of namespaces is kept: {error}"
         ))
     })?;
     let subsystem = raceline_crc32c::crc32c(nqn.as_str().as_bytes());
-    Ok(directory.join(format!("{}-{subsystem:08x}.json", namespace.uuid)))
+    Ok(directory.join(format!("{}-{subsystem:08x}.{extension}", namespace.uuid)))
 }

@@ -5,17 +5,17 @@
 
 use raceline_proto::controller::reservation_transfer;
 use raceline_proto::nvme::opcode::io;
-use raceline_proto::nvme::{Cqe, NamespaceId, Nqn, Sqe, Status};
+use raceline_proto::nvme::{Cqe, NamespaceId, Nqn, Status};
 use raceline_proto::reservation::{
-    Registrant, ReservationCommand, ReservingHost, parse_report, parse_reservation, put_report,
+    Registrant, ReservingHost, parse_report, parse_reservation, put_report,
 };
 use raceline_reactor::{Context, Payload};
 
 use super::Commands;
-use crate::changes::management::ReservationRequest;
+use crate::changes::management::{NamespaceWish, ReservationRequest};
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
-use crate::path::slots::{CommandSlot, Phase};
+use crate::path::slots::{CommandSlot, Phase, Slot};
 use crate::records::names::{CommandPlace, SlotKey};
 
 impl Commands {
@@ -60,6 +60,7 @@ impl Commands {
         match parse_reservation(&slot.sqe, data) {
             Ok(wish) => {
                 let (nqn, host) = (queue.visible.nqn().clone(), queue.visible.host().clone());
+                let wish = NamespaceWish::Reserve(wish);
                 self.reserve(core, command, (&nqn, nsid), host, wish);
             }
             Err(status) => self.refuse(core, command, status),
@@ -86,7 +87,7 @@ impl Commands {
         }
     }
 
-    /// Hands a change of reservations to the thread that makes it. [`Self::reserved`], or the association, gets the
+    /// Hands a change of reservations or write protection to the thread that makes it. [`Self::reserved`], or the association, gets the
     /// result.
     pub(crate) fn reserve(
         &mut self,
@@ -94,12 +95,12 @@ impl Commands {
         command: CommandSlot,
         (nqn, nsid): (&Nqn, NamespaceId),
         host: ReservingHost,
-        wish: ReservationCommand,
+        wish: NamespaceWish,
     ) {
         let slot = command.key();
         let from = CommandPlace { conn: core.place(self.key()), slot };
         self.slots.get(slot).phase = Phase::Device;
-        let request = ReservationRequest { nqn: nqn.clone(), nsid, host, command: wish, from };
+        let request = ReservationRequest { nqn: nqn.clone(), nsid, host, wish, from };
         if !core.shared.reserve(request) {
             self.refuse(core, command, Status::INTERNAL);
         }
@@ -119,15 +120,15 @@ impl Commands {
 
     // ------------------------------------------------------------------ commands under way
 
-    /// A reservation may forbid commands that have come and have not reached their device.
+    /// A reservation or write protection may forbid commands that have come and have not reached their device.
     #[cold]
-    pub(crate) fn check_reservations(&mut self, core: &mut Core) {
+    pub(crate) fn check_waiting(&mut self, core: &mut Core) {
         let Some(queue) = &self.io else { return };
-        let verdict = |device, sqe: &Sqe| queue.visible.check(device, sqe).err();
+        let verdict =
+            |device, slot: &Slot| queue.visible.check(device, &slot.sqe, slot.changes_data()).err();
         let waiting = self.slots.active().filter(|(_, slot)| slot.is_recallable());
-        let illegal: Vec<(SlotKey, Status)> = waiting
-            .filter_map(|(key, slot)| Some((key, verdict(slot.device()?, &slot.sqe)?)))
-            .collect();
+        let illegal: Vec<(SlotKey, Status)> =
+            waiting.filter_map(|(key, slot)| Some((key, verdict(slot.device()?, slot)?))).collect();
         illegal.into_iter().for_each(|(key, status)| self.forbid(core, key, status));
     }
 

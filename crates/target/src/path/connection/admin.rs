@@ -148,7 +148,7 @@ impl Connection {
                     if let Some(restricts) = io.visible.update(subsystem) {
                         changed = true;
                         if restricts {
-                            self.commands.check_reservations(core);
+                            self.commands.check_waiting(core);
                         }
                     }
                     None
