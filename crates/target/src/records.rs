@@ -5,6 +5,7 @@ pub(crate) mod controllers;
 pub(crate) mod counters;
 pub(crate) mod early;
 pub(crate) mod ledger;
+pub(crate) mod limited;
 pub(crate) mod names;
 pub(crate) mod placement;
 pub(crate) mod registry;

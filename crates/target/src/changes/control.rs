@@ -25,10 +25,10 @@ use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
-use crate::changes::qos::{HostLimit, Limited};
 use crate::changes::reservation_state::{KeptReservations, ProtectionStore};
 use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
+use crate::records::limited::{HostLimit, Limited};
 use crate::records::placement::PlacementPolicy;
 use crate::records::registry::Shared;
 

@@ -16,13 +16,21 @@ use raceline_reactor::socket::Socket;
 
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
-use crate::path::fencing::CrossReset;
 use crate::path::range_lock::LockId;
 use crate::path::traveller::Traveller;
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, Place};
 use crate::records::placement::Seat;
+
+/// A controller's wish that another one of its host ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CrossReset {
+    /// The controller that is to end.
+    pub(crate) instance: ControllerInstance,
+    /// The admin queue that is told when it has.
+    pub(crate) from: Place,
+}
 
 /// An answer to the control thread.
 pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;

@@ -15,8 +15,8 @@ use raceline_proto::reservation::{
     AccessGroup, Registrant, Reservations, ReservingHost, Rights, access_group,
 };
 
-use crate::changes::qos::{Levels, Limited};
 use crate::records::counters::{QueueCounters, QueueTotals};
+use crate::records::limited::{Levels, Limited};
 
 /// Names a device of the target; also the owner of its operations on every core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

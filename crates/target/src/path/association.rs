@@ -18,11 +18,11 @@ use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
 
 use crate::changes::management::{ManagementRequest, NamespaceWish};
-use crate::changes::message::Message;
+use crate::changes::message::{CrossReset, Message};
 use crate::changes::snapshot::SubsystemStats;
 use crate::path::commands::Commands;
 use crate::path::core::Core;
-use crate::path::fencing::{CrossReset, Waiting};
+use crate::path::fencing::Waiting;
 use crate::path::slots::{CommandSlot, Phase};
 use crate::records::controllers::Found;
 use crate::records::counters::QueueCounters;

@@ -6,23 +6,13 @@
 //! that it started is left. If that takes longer than `TargetConfig::quiesce_time`, those who wait for it are told
 //! that it is not known, and the association keeps its controller number.
 
-use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
+use raceline_proto::nvme::cross_reset::ResetStatus;
 
-use crate::changes::message::Message;
+use crate::changes::message::{CrossReset, Message};
 use crate::path::core::Core;
-use crate::records::names::Place;
 
 /// Controllers that may wait for the end of the same one.
 const MAX_WAITING: usize = 16;
-
-/// A controller's wish that another one of its host ends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CrossReset {
-    /// The controller that is to end.
-    pub(crate) instance: ControllerInstance,
-    /// The admin queue that is told when it has.
-    pub(crate) from: Place,
-}
 
 impl CrossReset {
     /// Tells the controller that has asked.

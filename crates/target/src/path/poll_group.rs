@@ -18,13 +18,12 @@ use raceline_reactor::{
 };
 
 use crate::changes::config::TargetError;
-use crate::changes::message::{Message, Reply};
+use crate::changes::message::{CrossReset, Message, Reply};
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::association::controller_gone;
 use crate::path::commands::THROTTLE_BIT;
 use crate::path::connection::Connection;
 use crate::path::core::Core;
-use crate::path::fencing::CrossReset;
 use crate::path::range_lock::{Order, Warden};
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, EngineToken, MAX_CONNECTIONS, Tag};

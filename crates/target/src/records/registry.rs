@@ -70,7 +70,7 @@ impl Shared {
         let authenticator = OnceLock::new();
         let computes_here = false;
         let departures = AtomicU64::new(0);
-        let qos_clock = QosClock::new(Instant::now());
+        let qos_clock = QosClock::default();
         Self {
             config,
             senders,

@@ -5,8 +5,8 @@
 //! all cores begin in the order in which they came, nobody tries twice, and a core that is late loses nothing. Time that
 //! was not used is there for [`QosLimits::burst`]. A core that reserves often takes several parts at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// For how long unused time can be used later, by default: as long as timers and threads may be late.
@@ -191,22 +191,20 @@ impl TimeLine {
     }
 }
 
-/// The clock of the time lines.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QosClock(Instant);
+/// The clock of the time lines. It begins with its first use, so that simulated runs can be repeated.
+#[derive(Debug, Default)]
+pub(crate) struct QosClock(OnceLock<Instant>);
 
 impl QosClock {
-    pub(crate) fn new(epoch: Instant) -> Self {
-        Self(epoch)
-    }
-
-    pub(crate) fn ns(self, now: Instant) -> u64 {
-        let since = now.saturating_duration_since(self.0).as_nanos();
+    pub(crate) fn ns(&self, now: Instant) -> u64 {
+        let begun = *self.0.get_or_init(|| now);
+        let since = now.saturating_duration_since(begun).as_nanos();
         u64::try_from(since).unwrap_or(u64::MAX >> 2).min(u64::MAX >> 2) + CLOCK_BEGINS_NS
     }
 
-    pub(crate) fn at(self, ns: u64) -> Instant {
-        self.0 + Duration::from_nanos(ns.saturating_sub(CLOCK_BEGINS_NS))
+    /// The moment of a time that follows on one that [`Self::ns`] has given for `now`.
+    pub(crate) fn at(&self, ns: u64, now: Instant) -> Instant {
+        now + Duration::from_nanos(ns.saturating_sub(self.ns(now)))
     }
 }
 

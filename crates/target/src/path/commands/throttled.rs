@@ -7,10 +7,10 @@ use raceline_proto::nvme::{Direction, Transfer};
 use raceline_reactor::{Context, Token};
 
 use super::Commands;
-use crate::changes::qos::Levels;
 use crate::changes::snapshot::{DeviceId, Parsed};
 use crate::path::core::Core;
 use crate::path::slots::{CommandSlot, Phase};
+use crate::records::limited::Levels;
 use crate::records::names::SlotKey;
 use crate::records::throttle::Cost;
 
@@ -88,8 +88,7 @@ impl Commands {
         levels: &Levels,
         cost: Cost,
     ) -> bool {
-        let clock = core.shared.qos_clock;
-        let now_ns = clock.ns(cx.now);
+        let now_ns = core.shared.qos_clock.ns(cx.now);
         let starts = levels.iter().map(|throttle| throttle.reserve(core.index, now_ns, cost));
         let begins_ns = starts.max().unwrap_or(now_ns);
         let slot = self.slots.get(key);
@@ -118,7 +117,7 @@ impl Commands {
         }
         self.throttled.timer_ns = Some(at_ns);
         let (index, generation) = (self.key.index | THROTTLE_BIT, self.key.generation);
-        let at = core.shared.qos_clock.at(at_ns);
+        let at = core.shared.qos_clock.at(at_ns, cx.now);
         cx.io.timer(at, Token { owner: 0, generation, index });
     }
 

@@ -4,8 +4,8 @@ use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
 use raceline_reactor::Context;
 
 use super::{Connection, Role};
+use crate::changes::message::CrossReset;
 use crate::path::core::Core;
-use crate::path::fencing::CrossReset;
 use crate::path::life::LifeState;
 
 impl Connection {
