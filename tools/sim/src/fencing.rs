@@ -175,7 +175,7 @@ impl Run {
         };
         let world = SimWorld::new(seed, plan.network.clone());
         let target = SimTarget::start(&world, &plan)?;
-        let (address, nqn) = (target.address, target.nqn.clone());
+        let (address, nqn) = (target.addresses[0], target.nqn.clone());
         let paths =
             [Path::start(world.io(), address, &nqn)?, Path::start(world.io(), address, &nqn)?];
         Ok(Self { world, target, paths, random, writing: false, next_write: 1 })
