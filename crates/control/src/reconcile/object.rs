@@ -51,6 +51,9 @@ const ADD_KEY: &str = "keyring_file_add_key";
 /// Parameters that name keys of DH-HMAC-CHAP.
 const CHAP_KEYS: &[&str] = &["dhchap_key", "dhchap_ctrlr_key"];
 
+/// Parameters that say what the connections to a subsystem need.
+const LEVEL: [&str; 2] = ["security", "psk_optional"];
+
 /// The name of a key: `:key` is `key`.
 fn bare(name: &str) -> &str {
     name.strip_prefix(':').unwrap_or(name)
@@ -129,8 +132,13 @@ impl Object {
         if !params.is_empty() && params.iter().all(|param| CHAP_KEYS.contains(&&**param)) {
             return self.set_keys(wanted);
         }
-        let is_access = self.call.method == "nvmf_create_subsystem" && params == ["allow_any_host"];
-        if !is_access {
+        if self.call.method != "nvmf_create_subsystem" {
+            return None;
+        }
+        if !params.is_empty() && params.iter().all(|param| LEVEL.contains(&&**param)) {
+            return Some(self.set_security(wanted));
+        }
+        if params != ["allow_any_host"] {
             return None;
         }
         let allow = wanted.param("allow_any_host").and_then(Value::as_bool).unwrap_or(false);
@@ -140,6 +148,17 @@ impl Object {
             params.insert("allow_any_host".to_owned(), allow.into());
         }
         Some(call)
+    }
+
+    /// The call that gives this subsystem the level of `wanted`.
+    fn set_security(&self, wanted: &Self) -> Call {
+        let mut call = Params::of(&self.call).on_subsystem("nvmf_subsystem_set_security");
+        if let Some(Value::Object(members)) = &mut call.params {
+            for (name, default) in LEVEL.into_iter().zip([json!("plain"), json!(false)]) {
+                members.insert(name.to_owned(), wanted.param(name).cloned().unwrap_or(default));
+            }
+        }
+        call
     }
 
     /// Whether it is a key.

@@ -156,6 +156,26 @@ fn access_is_changed_in_place() {
 }
 
 #[test]
+fn levels_of_security_are_changed_in_place() {
+    let leveled = |level: Value| {
+        let mut made = subsystem("a");
+        let members = made.params.as_mut().unwrap().as_object_mut().unwrap();
+        members.extend(level.as_object().unwrap().clone());
+        made
+    };
+    for (is, wanted, params) in [
+        (json!({}), json!({ "security": "tls" }), json!(["tls", false])),
+        (json!({ "security": "tls" }), json!({ "psk_optional": true }), json!(["plain", true])),
+    ] {
+        let steps = contents(&[leveled(is)]).plan(&contents(&[leveled(wanted)]));
+        assert_eq!(steps.len(), 1);
+        let [security, psk_optional] = [&params[0], &params[1]];
+        let params = json!({ "nqn": "a", "security": security, "psk_optional": psk_optional });
+        assert_eq!(steps[0].call, call("nvmf_subsystem_set_security", params));
+    }
+}
+
+#[test]
 fn clearing_leaves_settings() {
     let is = contents(&sample());
     let steps = is.plan(&is.cleared());
