@@ -101,7 +101,7 @@ impl KeptKey {
             "on the other machine, with {} copied to {name}.key (mode 0600)\n  \
              raceline identify {at}{own} --tls-psk ./{name}.key\n  \
              nvme check-tls-key --insert --identity 1 --hostnqn {own_name} --subsysnqn {nqn} \
-             --keydata \"$(cat {name}.key)\" && nvme connect -t tcp {at}{own} --tls    (tlshd has to run)\n",
+             --keydata \"$(cat {name}.key)\" && nvme connect -t tcp {at}{own} --tls    # tlshd has to run\n",
             file.display()
         );
         text
