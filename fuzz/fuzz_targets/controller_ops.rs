@@ -9,22 +9,25 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
     Action, AdminOutcome, Ana, Association, Channel, ConnectRequest, Controller, Facts, HostAccess,
-    IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS, MAX_EVENT_REQUESTS, MAX_NSID, Namespace,
-    Pool, Security, Subsystem, TargetSnapshot, Visibility, connect_transfer, find_subsystem,
-    parse_connect,
-    parse_io, parse_ranges,
+    IoCommand, IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS, MAX_EVENT_REQUESTS, MAX_NSID,
+    Namespace, Pool, Security, Subsystem, TargetSnapshot, Visibility, check_copy, connect_transfer,
+    find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
+use raceline_proto::nvme::reservation::{NoticeKind, ReservationType};
 use raceline_proto::nvme::{
     ControllerId, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
 };
+use raceline_proto::reservation::{Held, Registrant, Reservations, parse_reservation, put_report};
 use zerocopy::{FromBytes, IntoBytes};
 
 const CNTLID: ControllerId = ControllerId(1);
 const PORT: u16 = 1;
+const HOSTID: HostId = HostId([7; 16]);
 const SUBNQN: &str = "nqn.2026-01.org.raceline:fuzz";
 const HOSTNQN: &str = "nqn.2026-01.org.raceline:host";
 
@@ -47,9 +50,23 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
         pool_bytes: (seed & 3 == 1).then_some(1 << 20),
         volatile_write_cache: seed & 4 != 0,
         read_only: seed & 8 != 0,
+        protection: WriteProtection::from_wire(u32::from(seed >> 3 & 3)).unwrap_or_default(),
         deallocate: seed & 16 != 0,
         deallocate_zeroes: seed & 32 != 0,
         ana_group: if seed & 16 == 0 { nsid } else { 1 },
+    }
+}
+
+/// The reservations of a namespace; the seed says whether this host is registered, and which type is held.
+fn reservations(seed: u8) -> Reservations {
+    let id = if seed & 32 == 0 { HOSTID } else { HostId([8; 16]) };
+    let held = ReservationType::from_wire(seed & 7).map(|kind| Held { kind, holder: id });
+    Reservations {
+        registrants: vec![Registrant { id, name: None, key: 1 }],
+        held,
+        persists: seed & 16 != 0,
+        can_persist: true,
+        ..Reservations::default()
     }
 }
 
@@ -80,6 +97,7 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
         }),
         limits: Limits::DEFAULT,
         ana: Some(ana),
+        reservations: (seed & 4 == 0).then(|| [(1, Arc::new(reservations(seed)))].into()),
     };
     let subsystems = if seed == 0xff { vec![] } else { vec![Arc::new(subsystem)] };
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 4420 + u16::from(seed & 64)));
@@ -100,7 +118,7 @@ fn connect(
     patch: &[u8],
 ) -> Option<ConnectRequest> {
     let hostnqn = Nqn::new(HOSTNQN).unwrap();
-    let mut data = ConnectData::new(HostId([7; 16]), cntlid, subnqn, &hostnqn);
+    let mut data = ConnectData::new(HOSTID, cntlid, subnqn, &hostnqn);
     for pair in patch.chunks_exact(4) {
         let place = usize::from(u16::from_le_bytes([pair[0], pair[1]])) % ConnectData::LEN;
         data.as_mut_bytes()[place] = pair[2];
@@ -156,15 +174,33 @@ impl Driver {
 
     fn io(&self, sqe: &Sqe, data: &[u8]) {
         let Some(subsystem) = self.snapshot.subsystems.first() else { return };
+        self.reserve(sqe, data);
         let Ok((command, transfer)) = parse_io(sqe, &subsystem.namespaces, &subsystem.limits)
         else {
             return;
         };
         assert!(transfer.len <= subsystem.limits.max_io_bytes);
         let namespace = &subsystem.namespaces[command.namespace()];
+        if let IoCommand::Copy { sdlba, ranges, .. } = command {
+            let _ = check_copy(data, ranges, sdlba, namespace);
+        }
         for (slba, count) in parse_ranges(data, 256, namespace).flatten() {
             assert!(slba + u64::from(count) <= namespace.block_count);
         }
+    }
+
+    /// The command on the reservations of namespace 1: what it makes of them has a holder that is registered.
+    fn reserve(&self, sqe: &Sqe, data: &[u8]) {
+        let subsystem = self.snapshot.subsystems.first();
+        let reserved = subsystem.and_then(|subsystem| subsystem.reservations.as_ref()?.get(&1));
+        let (Some(state), Ok(command)) = (reserved, parse_reservation(sqe, data)) else { return };
+        let Ok(outcome) = state.apply(&self.controller.reserving_host(), &command) else { return };
+        let Some(next) = outcome.next else { return };
+        if let Some(held) = next.held {
+            let is_there = next.registrants.iter().any(|registrant| registrant.id == held.holder);
+            assert!(is_there || held.kind.is_held_by_all() && !next.registrants.is_empty());
+        }
+        put_report(&next, &mut [0; 100]);
     }
 
     fn actions(&mut self) {
@@ -217,6 +253,11 @@ impl Driver {
                     let _ = find_subsystem(&self.snapshot, &request, (1, Channel::Plain));
                     let _ = self.controller.handle_io_connect(self.now, &request);
                 }
+            }
+            _ if tag & 16 != 0 => {
+                let kinds = [NoticeKind::RegistrationPreempted, NoticeKind::ReservationReleased];
+                let kind = kinds[usize::from(a & 1)];
+                self.controller.note_reservation(NamespaceId(u32::from(b & 7)), kind);
             }
             _ if tag & 8 == 0 => self.controller.io_queue_closed(QueueId(u16::from(a & 31))),
             _ => self.controller.io_queues_drained(self.now),
