@@ -31,6 +31,11 @@ pub use reach::Reach;
 /// The largest configuration file.
 const MAX_CONFIG_BYTES: u64 = 256 << 20;
 
+/// The folder of the state directory with the reservations of namespaces.
+const RESERVATIONS: &str = "reservations";
+/// The folder of the state directory with the write protection of namespaces.
+const PROTECTED: &str = "protected";
+
 /// The settings of a daemon.
 #[derive(Default)]
 pub struct DaemonConfig {
@@ -115,8 +120,8 @@ impl Daemon {
             logging: config.logging,
             connections: config.connections,
             key_places: Places::of(config.state_dir.as_deref()),
-            reservations: config.state_dir.as_ref().map(|dir| dir.join("reservations")),
-            protected: config.state_dir.as_ref().map(|dir| dir.join("protected")),
+            reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
+            protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),
             ..ManagerConfig::default()
         };
         let file = config.config.map(|path| {

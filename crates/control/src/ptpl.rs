@@ -106,6 +106,12 @@ impl RealFolder {
     fn open(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), directory: File::open(path)? })
     }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(FILE_MODE);
+        options.open(self.path.join(name))
+    }
 }
 
 impl Folder for RealFolder {
@@ -118,9 +124,7 @@ impl Folder for RealFolder {
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(FILE_MODE);
-        let mut file = options.open(self.path.join(name))?;
+        let mut file = self.create(name)?;
         file.write_all(bytes)?;
         file.sync_all()
     }
@@ -222,8 +226,19 @@ fn folder_of(path: &Path) -> Result<(Arc<dyn Folder>, String), ReservationFileEr
         None => Path::new("/"),
     };
     let folder = RealFolder::open(directory).map_err(failed("open the directory of"))?;
+    // Not synced: a start opens the files of all namespaces.
     let unfinished = format!("{name}{UNFINISHED}");
-    let tried = folder.write(&unfinished, &[]).and_then(|()| folder.remove(&unfinished));
+    let tried = folder.create(&unfinished).and_then(|_| folder.remove(&unfinished));
+    let tried = tried.map_err(|error| match error.kind() {
+        // The sandbox of a daemon.
+        io::ErrorKind::PermissionDenied => io::Error::new(
+            error.kind(),
+            format!(
+                "{error}; a daemon makes files in its state directory only, unless it was started with --sandbox off"
+            ),
+        ),
+        _ => error,
+    });
     tried.map_err(failed("make a file beside"))?;
     Ok((Arc::new(folder), name))
 }

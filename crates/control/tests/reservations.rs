@@ -6,7 +6,7 @@
 mod raw;
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -55,6 +55,12 @@ fn a_daemon_to_be_killed() {
     for line in std::io::stdin().lines() {
         drop(line);
     }
+}
+
+/// An address of this test's own: no connection of this machine takes its port while a daemon is down.
+fn address_of(test: u8) -> SocketAddr {
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    SocketAddr::from(([127, 100 + test, high, low.max(1)], 4420))
 }
 
 struct Daemon {
@@ -240,7 +246,7 @@ fn exchange(queue: &mut RawHost, cid: CommandId, capsule: &[u8]) -> Option<Statu
 #[test]
 fn reservations_that_were_answered_survive_sigkill() {
     let dir = tempfile::tempdir().unwrap();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = address_of(1);
     let mut random = Random(11);
     let place = Reservations { can_persist: true, ..Reservations::default() };
     let mut known = Known { state: place, coming: None, answered: 0 };
@@ -274,7 +280,7 @@ fn reservations_that_were_answered_survive_sigkill() {
 #[test]
 fn a_damaged_file_costs_its_namespace_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = address_of(2);
     let daemon = Daemon::start(dir.path());
     daemon.export(address);
     let mut host = Host::connect(address, 1);
@@ -323,7 +329,7 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
 #[test]
 fn write_protection_survives_sigkill() {
     let dir = tempfile::tempdir().unwrap();
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = address_of(3);
     let daemon = Daemon::start(dir.path());
     daemon.export(address);
     drop(daemon);

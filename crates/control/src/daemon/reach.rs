@@ -1,11 +1,16 @@
 //! The directories that a daemon needs, for a process that gives up the rest before it starts one.
 
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 
-use super::{DaemonConfig, StartError, read_config};
+use super::{DaemonConfig, PROTECTED, RESERVATIONS, StartError, read_config};
 use crate::cores::LOCK_DIRECTORY;
 use crate::server::socket_directory;
-use crate::state::RealDisk;
+use crate::state::{RealDisk, StateError};
+
+/// Only the owner may enter a folder.
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// What a daemon needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +33,7 @@ impl Reach {
         if let Some(dir) = &config.state_dir {
             // Makes it, and says now if another daemon uses it.
             drop(RealDisk::open(dir)?);
+            make_folders(dir)?;
             reach.own.push(dir.clone());
         }
         reach.own.push(socket_directory(&config.socket)?);
@@ -36,6 +42,20 @@ impl Reach {
         }
         Ok(reach)
     }
+}
+
+/// Makes the folders of a state directory: the daemon itself may only make files there.
+fn make_folders(state_dir: &Path) -> Result<(), StateError> {
+    for name in [RESERVATIONS, PROTECTED] {
+        let folder = state_dir.join(name);
+        let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&folder);
+        made.map_err(|error| StateError::Io {
+            action: "make the folder",
+            file: folder,
+            reason: error.to_string(),
+        })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -62,6 +82,7 @@ mod tests {
         };
         let reach = Reach::of(&mut config).unwrap();
         assert_eq!(config.calls.unwrap()[0].config.len(), 1);
+        assert!(["reservations", "protected"].iter().all(|name| state.join(name).is_dir()));
         assert_eq!(reach.own, [state, folder.path().join("run"), "/var/tmp".into()]);
         assert!(reach.own.iter().all(|directory| directory.is_dir()));
     }
