@@ -17,6 +17,7 @@ pub mod missing;
 pub mod notify;
 pub mod nvmf;
 pub mod options;
+pub mod qos;
 mod replay;
 pub mod restore;
 pub mod sampling;

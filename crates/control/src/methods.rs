@@ -10,6 +10,7 @@ mod keyring;
 mod log;
 mod notify;
 mod nvmf;
+mod qos;
 mod replay;
 mod rpc;
 mod scheduler;
@@ -31,6 +32,7 @@ impl Registry {
             keyring::register,
             bdev::register,
             nvmf::register,
+            qos::register,
             accel::register,
             iobuf::register,
             sock::register,

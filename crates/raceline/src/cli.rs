@@ -81,6 +81,8 @@ pub(crate) enum Verb {
     Pool(manage::PoolArgs),
     /// Manage the addresses at which a daemon is reached
     Port(manage::PortArgs),
+    /// Limit what hosts do with devices and subsystems of a daemon
+    Qos(manage::QosArgs),
     /// Manage who may connect to a daemon
     Host(manage::HostArgs),
     /// Make and keep the keys by which hosts and controllers prove themselves

@@ -69,6 +69,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Ns(args) => manage::namespace(&args),
         Verb::Pool(args) => manage::pool(&args),
         Verb::Port(args) => manage::port(&args),
+        Verb::Qos(args) => manage::qos(&args),
         Verb::Host(args) => manage::host(&args),
         Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),

@@ -7,6 +7,7 @@ mod host;
 mod namespace;
 mod pool;
 mod port;
+mod qos;
 mod subsystem;
 
 use raceline_control::client::{Address, ClientError, Connection, DEFAULT_PORT};
@@ -26,6 +27,7 @@ pub(crate) use host::run as host;
 pub(crate) use namespace::run as namespace;
 pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
+pub(crate) use qos::run as qos;
 pub(crate) use subsystem::run as subsystem;
 
 /// The connection to a daemon.

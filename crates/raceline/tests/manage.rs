@@ -85,6 +85,40 @@ impl Drop for Daemon {
 }
 
 #[test]
+fn limits_are_set_shown_and_taken_away() {
+    let daemon = Daemon::start();
+    daemon.export();
+    daemon.ok(&["qos", "set", "bdev", "m0", "--iops", "500", "--write", "20", "--burst", "100"]);
+    daemon.ok(&["qos", "set", "subsys", NQN, "--bandwidth", "300"]);
+    daemon.ok(&["qos", "set", "hosts", "tenants", "--host", HOST, "--read", "7"]);
+    let shown = daemon.ok(&["qos", "ls"]);
+    for row in [
+        ["bdev", "m0", "500", "-", "-", "20", "100"],
+        ["subsystem", NQN, "-", "300", "-", "-", "10"],
+        ["hosts", "tenants", "-", "-", "7", "-", "10"],
+    ] {
+        let line = shown.lines().find(|line| line.contains(row[1])).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[..7], row, "{shown}");
+    }
+    let refused = daemon.output(&["qos", "set", "bdev", "m0", "--iops", "1", "--host", HOST]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    assert!(daemon.refused(&["qos", "set", "bdev", "nobody", "--iops", "1"]).contains("nobody"));
+    // A configuration has them, and its restoring brings them back.
+    let saved = daemon.file("with-limits.json");
+    daemon.ok(&["config", "save", &saved]);
+    for (kind, name) in [("bdev", "m0"), ("subsys", NQN), ("hosts", "tenants")] {
+        daemon.ok(&["qos", "rm", kind, name]);
+    }
+    assert_eq!(daemon.json(&["qos", "ls"]), Value::Array(vec![]));
+    daemon.ok(&["config", "restore", &saved]);
+    assert_eq!(daemon.ok(&["qos", "ls"]), shown);
+    daemon.ok(&["qos", "set", "bdev", "m0", "--iops", "9"]);
+    daemon.ok(&["config", "restore", &saved]);
+    assert_eq!(daemon.ok(&["qos", "ls"]), shown);
+}
+
+#[test]
 fn what_is_added_is_listed_and_what_is_removed_is_not() {
     let daemon = Daemon::start();
     daemon.export();

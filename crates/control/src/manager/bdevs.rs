@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::{Bdev as _, BdevInfo, DeviceStats, NamedBdev, SharedBdev};
 use raceline_proto::nvme::Nqn;
+use raceline_target::QosLimits;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -125,6 +126,8 @@ pub struct Entry {
     pub key: Option<Key>,
     /// Its exclusive user.
     pub claim: Option<Claim>,
+    /// The limits of what hosts do with it.
+    pub limits: QosLimits,
 }
 
 impl Entry {
@@ -163,6 +166,7 @@ impl Entry {
             bases: Vec::new(),
             key: None,
             claim: None,
+            limits: QosLimits::default(),
         }
     }
 
@@ -200,6 +204,8 @@ pub struct Bdevs {
     /// Names, aliases and UUIDs.
     names: HashMap<String, u64>,
     last: u64,
+    /// The limits of devices that have any, also of those that are away.
+    limits: BTreeMap<String, QosLimits>,
 }
 
 impl Bdevs {
@@ -240,7 +246,30 @@ impl Bdevs {
         names.find(|name| !self.names.contains_key(name)).unwrap_or_default()
     }
 
-    pub(super) fn insert(&mut self, entry: Entry) -> Result<(), ManagerError> {
+    /// The limits of the device of that name.
+    #[must_use]
+    pub fn limits(&self, name: &str) -> QosLimits {
+        self.limits.get(name).copied().unwrap_or_default()
+    }
+
+    /// The devices with limits, by name.
+    pub fn all_limits(&self) -> impl Iterator<Item = (&String, &QosLimits)> {
+        self.limits.iter()
+    }
+
+    pub(super) fn set_limits(&mut self, name: &str, limits: QosLimits) {
+        if limits.is_unlimited() {
+            self.limits.remove(name);
+        } else {
+            self.limits.insert(name.to_owned(), limits);
+        }
+        if let Some(entry) = self.names.get(name).and_then(|number| self.entries.get_mut(number)) {
+            entry.limits = limits;
+        }
+    }
+
+    pub(super) fn insert(&mut self, mut entry: Entry) -> Result<(), ManagerError> {
+        entry.limits = self.limits(&entry.name);
         self.check_name(&entry.name)?;
         let uuid = entry.uuid.to_string();
         for name in entry.aliases.iter().chain([&uuid]) {
@@ -388,6 +417,7 @@ impl Change<'_> {
         }
         if forget {
             self.remove_waiting(|waited| waited == name);
+            self.forget_bdev_limits(&name);
         }
         for name in above {
             self.take_bdev(&name, forget)?;

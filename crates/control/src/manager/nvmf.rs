@@ -20,12 +20,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, Security, Target};
+use raceline_target::{ListenerAna, QosLimits, Security, Target};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::ManagerError;
 use super::options::FilterOptions;
+use super::qos::HostLimits;
 
 pub(crate) use ana::{ana_of_word, ana_states};
 pub(crate) use change::hex;
@@ -82,6 +83,8 @@ pub struct NvmfTarget {
     pub discovery_listeners: Vec<ListenAddress>,
     /// Other places that hosts are referred to.
     pub referrals: Vec<Referral>,
+    /// Limits that hosts share, by a name.
+    pub host_limits: BTreeMap<String, HostLimits>,
 }
 
 /// A transport and the cores that serve it.
@@ -134,6 +137,8 @@ pub struct Subsystem {
     pub namespaces: BTreeMap<u32, Namespace>,
     /// The device that its hosts divide into namespaces.
     pub pool: Option<Pool>,
+    /// The limits of all commands for it together.
+    pub limits: QosLimits,
 }
 
 /// The options of a subsystem, by SPDK's names.

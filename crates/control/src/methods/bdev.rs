@@ -21,6 +21,7 @@ use crate::error::RpcError;
 use crate::manager::bdevs::Entry;
 use crate::manager::bdevs::Plain;
 use crate::manager::missing::Missing;
+use crate::manager::qos::rates;
 use crate::manager::{Change, ManagerError, catalogue};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
@@ -117,12 +118,7 @@ fn describe(bdev: &Entry) -> Value {
         "preferred_unmap_granularity": 0,
         "uuid": bdev.uuid,
         "numa_id": info.numa_node.map_or(-1, i64::from),
-        "assigned_rate_limits": {
-            "rw_ios_per_sec": 0,
-            "rw_mbytes_per_sec": 0,
-            "r_mbytes_per_sec": 0,
-            "w_mbytes_per_sec": 0,
-        },
+        "assigned_rate_limits": rates(&bdev.limits),
         "claimed": claimed,
         "zoned": false,
         "supported_io_types": io_types(&info),

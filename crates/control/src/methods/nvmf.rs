@@ -39,12 +39,12 @@ pub(super) fn register(registry: &mut Registry) {
 const DISCOVERY_WORD: &str = "discovery";
 
 /// The target of a call.
-fn target_name(name: Option<String>) -> String {
+pub(super) fn target_name(name: Option<String>) -> String {
     name.unwrap_or_else(|| DEFAULT_TARGET.to_owned())
 }
 
 /// SPDK's answer when there is no such target.
-fn check_target(manager: &Manager, name: &str) -> Result<(), RpcError> {
+pub(super) fn check_target(manager: &Manager, name: &str) -> Result<(), RpcError> {
     let found = manager.model().nvmf.target(name).map(|_| ());
     found.map_err(|error| RpcError::internal("Unable to find a target.").because(error))
 }
@@ -55,7 +55,7 @@ fn refused(error: impl std::fmt::Display) -> RpcError {
 }
 
 /// An internal failure keeps its errno; an error that the caller can mend is `Invalid parameters`.
-fn invalid(error: ManagerError) -> RpcError {
+pub(super) fn invalid(error: ManagerError) -> RpcError {
     match error {
         ManagerError::Journal(_) => error.into(),
         other => refused(other),
@@ -63,12 +63,12 @@ fn invalid(error: ManagerError) -> RpcError {
 }
 
 /// The name of a subsystem; `discovery` is short for the discovery service, as SPDK's clients have it.
-fn nqn(text: &str) -> Result<Nqn, RpcError> {
+pub(super) fn nqn(text: &str) -> Result<Nqn, RpcError> {
     if text == DISCOVERY_WORD { Ok(Nqn::discovery()) } else { host_nqn(text) }
 }
 
 /// The name of a host.
-fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
+pub(super) fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
     Nqn::new(text).map_err(|error| refused(format!("`{}`: {error}", text.escape_debug())))
 }
 

@@ -48,6 +48,10 @@ const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name"
 /// The method that makes a key.
 const ADD_KEY: &str = "keyring_file_add_key";
 
+/// Parameters of the methods that set limits of rates: without any of them there is no limit.
+const LIMITS: &[&str] =
+    &["rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"];
+
 /// Parameters that name keys of DH-HMAC-CHAP.
 const CHAP_KEYS: &[&str] = &["dhchap_key", "dhchap_ctrlr_key"];
 
@@ -66,6 +70,7 @@ impl Object {
         let params = Params::of(&call);
         let (key, removal) = params
             .device()
+            .or_else(|| params.limits())
             .or_else(|| params.nvmf())
             .unwrap_or_else(|| (params.setting_key(), Removal::Setting));
         Self { key, call, removal }
@@ -344,6 +349,27 @@ impl<'a> Params<'a> {
         })
     }
 
+    /// Limits of rates are parts of what they limit, where that is one object.
+    fn limits(&self) -> Option<Identity> {
+        let name = self.text("name");
+        let (key, call) = match self.call.method.as_str() {
+            method @ "bdev_set_qos_limit" => {
+                (key(&["bdev", &name, "qos"]), call(method, &[("name", json!(name))]))
+            }
+            method @ "nvmf_subsystem_set_qos_limit" => {
+                let key = self.key_on_target(&["subsystem", &self.text("nqn"), "qos"]);
+                (key, self.on_subsystem(method))
+            }
+            method @ "nvmf_host_set_qos_limit" => {
+                let mut names = vec![("name", json!(name))];
+                names.extend(self.get("tgt_name").map(|target| ("tgt_name", target.clone())));
+                (self.key_on_target(&["host-qos", &name]), call(method, &names))
+            }
+            _ => return None,
+        };
+        Some((key, Removal::Call(without_limits(call))))
+    }
+
     fn nvmf(&self) -> Option<Identity> {
         let nqn = self.text("nqn");
         let part = |parts: &[&str]| {
@@ -449,6 +475,14 @@ impl<'a> Params<'a> {
         key.extend(named.map(|name| self.text(name)));
         key
     }
+}
+
+/// The call that takes all limits away.
+fn without_limits(mut call: Call) -> Call {
+    if let Some(Value::Object(params)) = &mut call.params {
+        params.extend(LIMITS.iter().map(|limit| ((*limit).to_owned(), json!(0))));
+    }
+    call
 }
 
 fn key(parts: &[&str]) -> Vec<String> {

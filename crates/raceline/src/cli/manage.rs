@@ -280,6 +280,78 @@ pub(crate) enum PoolVerb {
     },
 }
 
+/// Arguments of `qos`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct QosArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: QosVerb,
+}
+
+/// What to do with limits of rates.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum QosVerb {
+    /// List everything that has limits
+    Ls,
+    /// Set limits; those that are not named stay, and 0 takes one away
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    Set(QosSet),
+    /// Take all limits away
+    Rm {
+        #[command(flatten)]
+        what: QosTarget,
+    },
+}
+
+/// Who is limited.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct QosTarget {
+    /// What has the limits
+    #[arg(value_enum, value_name = "KIND")]
+    pub(crate) kind: QosKind,
+    /// The device, the NQN of the subsystem, or a name of your choice for the hosts
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
+
+/// What can have limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum QosKind {
+    /// A device, for all hosts together
+    Bdev,
+    /// A subsystem, for all hosts and namespaces together
+    Subsys,
+    /// Hosts together, for all subsystems
+    Hosts,
+}
+
+/// Limits of rates.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct QosSet {
+    #[command(flatten)]
+    pub(crate) what: QosTarget,
+    /// One of the hosts that share the limits (hosts)
+    #[arg(long = "host", value_name = "HOSTNQN", add = ArgValueCandidates::new(complete::hosts))]
+    pub(crate) hosts: Vec<String>,
+    /// Commands per second
+    #[arg(long, value_name = "N", group = "limits")]
+    pub(crate) iops: Option<u64>,
+    /// MiB per second, read and written together
+    #[arg(long, value_name = "MIB", group = "limits")]
+    pub(crate) bandwidth: Option<u64>,
+    /// MiB per second that are read
+    #[arg(long, value_name = "MIB", group = "limits")]
+    pub(crate) read: Option<u64>,
+    /// MiB per second that are written
+    #[arg(long, value_name = "MIB", group = "limits")]
+    pub(crate) write: Option<u64>,
+    /// For how many milliseconds what was not used can be used later [default: 10]
+    #[arg(long, value_name = "MS", group = "limits")]
+    pub(crate) burst: Option<u64>,
+}
+
 /// Arguments of `port`.
 #[derive(Clone, Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]

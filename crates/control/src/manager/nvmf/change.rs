@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, SubsystemConfig, Target};
+use raceline_target::{ListenerAna, QosLimits, SubsystemConfig, Target};
 use serde_json::{Value, json};
 
 use super::live;
@@ -166,6 +166,7 @@ impl Change<'_> {
             ana: std::collections::BTreeMap::new(),
             namespaces: std::collections::BTreeMap::new(),
             pool: None,
+            limits: QosLimits::default(),
         };
         self.model_mut().nvmf.target_mut(target)?.subsystems.insert(nqn.clone(), subsystem);
         Ok(())

@@ -7,13 +7,14 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::controller::HostAccess;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_target::{
-    HostDemands, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Visibility,
+    HostDemands, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError, Throttle,
+    Visibility,
 };
 
 use super::pool::pool_config;
 use super::reservations::{Places, places_of};
 use super::{Namespace, Subsystem, SubsystemOptions, TransportOptions};
-use crate::manager::{Manager, ManagerError, Model};
+use crate::manager::{Manager, ManagerError, Model, qos};
 
 /// How long readers of a target may hold it while it is being stopped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,8 +70,10 @@ pub(super) fn namespace_config(
     namespace: &Namespace,
     bdev: SharedBdev,
     (reservations, protection): Places,
+    throttle: Option<Throttle>,
 ) -> NamespaceConfig {
     NamespaceConfig {
+        throttle,
         nsid: Some(NamespaceId(nsid)),
         uuid: Some(*namespace.uuid.as_bytes()),
         nguid: Some(namespace.nguid),
@@ -109,14 +112,21 @@ pub(super) fn populate(
         for (nsid, namespace) in namespaces.iter().filter(|(_, ns)| ns.missing.is_none()) {
             let bdev = model.bdev(&namespace.bdev_name)?;
             let places = places_of(manager, nqn, namespace)?;
-            let config = namespace_config(*nsid, namespace, Arc::clone(&bdev.device), places);
+            let throttle = qos::throttle(cores, Some(bdev.limits))?;
+            let device = Arc::clone(&bdev.device);
+            let config = namespace_config(*nsid, namespace, device, places, throttle);
             cores.add_namespace(nqn, config)?;
+        }
+        let limits = qos::throttle(cores, Some(subsystem.limits))?;
+        if limits.is_some() {
+            cores.set_subsystem_limits(nqn, limits)?;
         }
         if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {
             let bdev = model.bdev(&pool.bdev_name)?;
             cores.set_pool(nqn, pool_config(manager, name, pool, Arc::clone(&bdev.device)))?;
         }
     }
+    qos::show_host_limits(cores, target)?;
     for referral in &target.referrals {
         cores.add_referral(referral.to_target()?)?;
     }

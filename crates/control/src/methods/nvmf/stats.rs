@@ -89,6 +89,7 @@ fn totals(totals: &QueueTotals) -> Value {
         "media_errors": totals.media_errors,
         "digest_errors": totals.digest_errors,
         "buffer_waits": totals.buffer_waits,
+        "throttled": totals.throttled,
     })
 }
 

@@ -1,0 +1,277 @@
+//! Limits of rates: of devices, of subsystems, and of hosts alone or in groups.
+
+use std::time::Duration;
+
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_target::{MAX_BURST, QosLimits, Target};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::bdevs::Claim;
+use super::catalogue::{Entry, Key, Section};
+use super::nvmf::NvmfTarget;
+use super::{Change, ManagerError};
+
+const MIB: u64 = 1 << 20;
+
+/// Hosts that share limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLimits {
+    /// The hosts.
+    pub hosts: Vec<Nqn>,
+    /// The limits.
+    pub limits: QosLimits,
+}
+
+/// Limits in a call, by SPDK's names: what is left out stays as it is, 0 is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitParams {
+    /// Commands per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rw_ios_per_sec: Option<u64>,
+    /// MiB per second, read and written together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rw_mbytes_per_sec: Option<u64>,
+    /// MiB per second that are read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r_mbytes_per_sec: Option<u64>,
+    /// MiB per second that are written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub w_mbytes_per_sec: Option<u64>,
+    /// For how many milliseconds what was not used can be used later. SPDK has no such parameter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst_ms: Option<u64>,
+}
+
+impl LimitParams {
+    /// The limits that follow on others.
+    ///
+    /// # Errors
+    /// When nothing is given, or a number is out of range.
+    pub fn over(&self, before: QosLimits) -> Result<QosLimits, ManagerError> {
+        if *self == Self::default() {
+            let text = "no limit is given: rw_ios_per_sec, rw_mbytes_per_sec, r_mbytes_per_sec or w_mbytes_per_sec";
+            return Err(ManagerError::Invalid(text.to_owned()));
+        }
+        let bytes = |name: &str, mbytes: Option<u64>, before: u64| match mbytes {
+            None => Ok(before),
+            Some(mbytes) => mbytes.checked_mul(MIB).ok_or_else(|| {
+                ManagerError::Invalid(format!("{name} is above {}: {mbytes}", u64::MAX / MIB))
+            }),
+        };
+        let burst = self.burst_ms.map_or(before.burst, Duration::from_millis);
+        if burst > MAX_BURST {
+            let text = format!("burst_ms is above {}", MAX_BURST.as_millis());
+            return Err(ManagerError::Invalid(text));
+        }
+        Ok(QosLimits {
+            rw_ios_per_sec: self.rw_ios_per_sec.unwrap_or(before.rw_ios_per_sec),
+            rw_bytes_per_sec: bytes(
+                "rw_mbytes_per_sec",
+                self.rw_mbytes_per_sec,
+                before.rw_bytes_per_sec,
+            )?,
+            r_bytes_per_sec: bytes(
+                "r_mbytes_per_sec",
+                self.r_mbytes_per_sec,
+                before.r_bytes_per_sec,
+            )?,
+            w_bytes_per_sec: bytes(
+                "w_mbytes_per_sec",
+                self.w_mbytes_per_sec,
+                before.w_bytes_per_sec,
+            )?,
+            burst,
+        })
+    }
+}
+
+/// The four numbers as SPDK lists them.
+pub(crate) fn rates(limits: &QosLimits) -> Value {
+    json!({
+        "rw_ios_per_sec": limits.rw_ios_per_sec,
+        "rw_mbytes_per_sec": limits.rw_bytes_per_sec / MIB,
+        "r_mbytes_per_sec": limits.r_bytes_per_sec / MIB,
+        "w_mbytes_per_sec": limits.w_bytes_per_sec / MIB,
+    })
+}
+
+/// All numbers, for the call that sets them again.
+pub(crate) fn members(limits: &QosLimits) -> Map<String, Value> {
+    let mut members = rates(limits).as_object().cloned().unwrap_or_default();
+    let burst_ms = u64::try_from(limits.burst.as_millis()).unwrap_or(u64::MAX);
+    if limits.burst != QosLimits::default().burst {
+        members.insert("burst_ms".to_owned(), burst_ms.into());
+    }
+    members
+}
+
+/// Limits in the form that the cores take; `None`: there are none.
+pub(super) fn throttle(
+    cores: &Target,
+    limits: Option<QosLimits>,
+) -> Result<Option<raceline_target::Throttle>, ManagerError> {
+    let limits = limits.filter(|limits| !limits.is_unlimited());
+    Ok(limits.map(|limits| cores.throttle(limits)).transpose()?)
+}
+
+/// Gives the cores the limits of hosts.
+pub(super) fn show_host_limits(cores: &Target, target: &NvmfTarget) -> Result<(), ManagerError> {
+    let mut all = Vec::new();
+    for HostLimits { hosts, limits } in target.host_limits.values() {
+        if let Some(throttle) = throttle(cores, Some(*limits))? {
+            all.push((hosts.clone(), throttle));
+        }
+    }
+    Ok(cores.set_host_limits(&all)?)
+}
+
+fn bdev_key(name: &str) -> Key {
+    Key::new(&["qos", "bdev", name])
+}
+
+impl Change<'_> {
+    /// Sets the limits of a device, for all that hosts do with it.
+    ///
+    /// # Errors
+    /// When there is no such device, or a number is out of range.
+    pub fn set_bdev_limits(&mut self, name: &str, params: LimitParams) -> Result<(), ManagerError> {
+        let (name, claim) = match self.model().bdev(name) {
+            Ok(bdev) => (bdev.name.clone(), bdev.claim.clone()),
+            // The device has them when it comes.
+            Err(ManagerError::Away { .. }) if self.may_wait() => (name.to_owned(), None),
+            Err(error) => return Err(error),
+        };
+        let limits = params.over(self.model().bdevs.limits(&name))?;
+        if let Some(Claim::Namespace { target, nqn, nsid }) = claim {
+            let nqn = Nqn::new(&nqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
+            let cores = self.model().nvmf.target(&target)?.cores();
+            if let Some(cores) = cores {
+                let throttle = throttle(&cores, Some(limits))?;
+                cores.set_namespace_limits(&nqn, NamespaceId(nsid), throttle)?;
+            }
+        }
+        if limits.is_unlimited() {
+            self.remove(bdev_key(&name));
+        } else {
+            let mut params = members(&limits);
+            params.insert("name".to_owned(), name.as_str().into());
+            self.put(bdev_key(&name), call(Section::Bdev, "bdev_set_qos_limit", params));
+        }
+        self.model_mut().bdevs.set_limits(&name, limits);
+        Ok(())
+    }
+
+    /// A device is removed for good: its limits go with it.
+    pub(super) fn forget_bdev_limits(&mut self, name: &str) {
+        if !self.model().bdevs.limits(name).is_unlimited() {
+            self.model_mut().bdevs.set_limits(name, QosLimits::default());
+            self.remove(bdev_key(name));
+        }
+    }
+
+    /// Sets the limits of all commands for a subsystem together.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or a number is out of range.
+    pub fn set_subsystem_limits(
+        &mut self,
+        target: &str,
+        nqn: &Nqn,
+        params: LimitParams,
+    ) -> Result<(), ManagerError> {
+        let (cores, before) = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            (found.cores(), found.subsystem(nqn)?.limits)
+        };
+        let limits = params.over(before)?;
+        if let Some(cores) = cores {
+            cores.set_subsystem_limits(nqn, throttle(&cores, Some(limits))?)?;
+        }
+        let key = Key::new(&["nvmf", target, "subsystem", nqn.as_str(), "qos"]);
+        if limits.is_unlimited() {
+            self.remove(key);
+        } else {
+            let mut params = members(&limits);
+            params.insert("nqn".to_owned(), nqn.as_str().into());
+            self.put_of_target(key, target, "nvmf_subsystem_set_qos_limit", params);
+        }
+        self.model_mut().nvmf.target_mut(target)?.subsystem_mut(nqn)?.limits = limits;
+        Ok(())
+    }
+
+    /// Sets the limits that hosts share, in all subsystems of a target; they are known by a name. Without a limit the
+    /// name is forgotten.
+    ///
+    /// # Errors
+    /// When there is no such target, hosts are missing, or a number is out of range.
+    pub fn set_host_limits(
+        &mut self,
+        target: &str,
+        name: &str,
+        hosts: Option<Vec<Nqn>>,
+        params: LimitParams,
+    ) -> Result<(), ManagerError> {
+        let before = self.model().nvmf.target(target)?.host_limits.get(name).cloned();
+        let limits = params.over(before.as_ref().map_or_else(QosLimits::default, |b| b.limits))?;
+        let hosts = hosts.or_else(|| before.map(|before| before.hosts)).unwrap_or_default();
+        let is_gone = limits.is_unlimited();
+        if hosts.is_empty() && !is_gone {
+            return Err(ManagerError::Invalid(format!(
+                "hosts is empty: who is limited by {name}?"
+            )));
+        }
+        let key = Key::new(&["nvmf", target, "qos", name]);
+        let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        let mut params = members(&limits);
+        params.insert("name".to_owned(), name.into());
+        params.insert("hosts".to_owned(), json!(names));
+        let (old, cores) = {
+            let mut model = self.model_mut();
+            let found = model.nvmf.target_mut(target)?;
+            let old = if is_gone {
+                found.host_limits.remove(name)
+            } else {
+                found.host_limits.insert(name.to_owned(), HostLimits { hosts, limits })
+            };
+            (old, found.cores())
+        };
+        let shown = match cores {
+            Some(cores) => show_host_limits(&cores, self.model().nvmf.target(target)?),
+            None => Ok(()),
+        };
+        if let Err(error) = shown {
+            let mut model = self.model_mut();
+            let found = model.nvmf.target_mut(target)?;
+            match old {
+                Some(old) => found.host_limits.insert(name.to_owned(), old),
+                None => found.host_limits.remove(name),
+            };
+            return Err(error);
+        }
+        if is_gone {
+            self.remove(key);
+        } else {
+            self.put_of_target(key, target, "nvmf_host_set_qos_limit", params);
+        }
+        Ok(())
+    }
+
+    fn put_of_target(
+        &mut self,
+        key: Key,
+        target: &str,
+        method: &str,
+        mut params: Map<String, Value>,
+    ) {
+        if target != super::nvmf::DEFAULT_TARGET {
+            params.insert("tgt_name".to_owned(), target.into());
+        }
+        self.put(key, call(Section::Nvmf, method, params));
+    }
+}
+
+fn call(section: Section, method: &str, params: Map<String, Value>) -> Entry {
+    Entry { section, method: method.to_owned(), params: Value::Object(params) }
+}

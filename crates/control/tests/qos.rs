@@ -1,0 +1,117 @@
+//! Limits of rates by calls: what they are over, what is refused, and that they survive.
+#![allow(clippy::unwrap_used)] // a test
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use support::Kept;
+
+const NQN: &str = "nqn.2026-01.io.raceline:one";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
+
+fn export(kept: &Kept) {
+    for (method, params) in [
+        ("bdev_malloc_create", json!({ "name": "m", "num_blocks": 2048, "block_size": 512 })),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "m" } })),
+    ] {
+        kept.call(method, params).unwrap();
+    }
+}
+
+/// Starts the cores, which get what is there.
+fn serve(kept: &Kept) {
+    kept.call("nvmf_create_transport", json!({ "trtype": "TCP" })).unwrap();
+}
+
+fn assigned(kept: &Kept) -> [u64; 4] {
+    let bdevs = kept.call("bdev_get_bdevs", json!({ "name": "m" })).unwrap();
+    let limits = &bdevs[0]["assigned_rate_limits"];
+    ["rw_ios_per_sec", "rw_mbytes_per_sec", "r_mbytes_per_sec", "w_mbytes_per_sec"]
+        .map(|name| limits[name].as_u64().unwrap())
+}
+
+fn all(kept: &Kept) -> Vec<Value> {
+    kept.call("nvmf_get_qos_limits", Value::Null).unwrap().as_array().unwrap().clone()
+}
+
+fn start(dir: &Path) -> Kept {
+    Kept::start(dir)
+}
+
+#[test]
+fn what_is_left_out_stays_and_zero_is_no_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = start(dir.path());
+    serve(&kept);
+    export(&kept);
+    assert_eq!(assigned(&kept), [0; 4]);
+    let set = |params: Value| {
+        let mut all = json!({ "name": "m" });
+        all.as_object_mut().unwrap().extend(params.as_object().unwrap().clone());
+        kept.call("bdev_set_qos_limit", all)
+    };
+    set(json!({ "rw_ios_per_sec": 1500, "w_mbytes_per_sec": 20 })).unwrap();
+    assert_eq!(assigned(&kept), [1500, 0, 0, 20]);
+    set(json!({ "r_mbytes_per_sec": 7 })).unwrap();
+    assert_eq!(assigned(&kept), [1500, 0, 7, 20]);
+    set(json!({ "rw_ios_per_sec": 0, "rw_mbytes_per_sec": 3 })).unwrap();
+    assert_eq!(assigned(&kept), [0, 3, 7, 20]);
+    for (wrong, why) in [
+        (json!({}), "no limit is given"),
+        (json!({ "rw_mbytes_per_sec": u64::MAX }), "rw_mbytes_per_sec is above"),
+        (json!({ "rw_ios_per_sec": 1, "burst_ms": 60_001 }), "burst_ms is above 60000"),
+        (json!({ "rw_ios_per_sec": 1, "typo": 1 }), "typo"),
+    ] {
+        let refused = set(wrong.clone()).unwrap_err();
+        assert!(refused.contains(why), "{wrong}: {refused}");
+    }
+    let other = json!({ "name": "nobody", "rw_ios_per_sec": 1 });
+    assert!(kept.call("bdev_set_qos_limit", other).unwrap_err().contains("No such device"));
+    assert_eq!(assigned(&kept), [0, 3, 7, 20], "what was refused has changed nothing");
+    set(json!({ "rw_mbytes_per_sec": 0, "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 0 })).unwrap();
+    assert!(all(&kept).is_empty());
+    kept.manager.shut_down().unwrap();
+}
+
+#[test]
+fn limits_survive_and_go_with_what_they_are_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = start(dir.path());
+    export(&kept);
+    let of_bdev = json!({ "name": "m", "rw_ios_per_sec": 900, "burst_ms": 500 });
+    kept.call("bdev_set_qos_limit", of_bdev).unwrap();
+    let of_subsystem = json!({ "nqn": NQN, "rw_mbytes_per_sec": 100 });
+    kept.call("nvmf_subsystem_set_qos_limit", of_subsystem).unwrap();
+    let of_hosts = json!({ "name": "tenants", "hosts": [HOST], "w_mbytes_per_sec": 5 });
+    kept.call("nvmf_host_set_qos_limit", of_hosts).unwrap();
+    let nobody = json!({ "name": "empty", "rw_ios_per_sec": 5 });
+    let refused = kept.call("nvmf_host_set_qos_limit", nobody).unwrap_err();
+    assert!(refused.contains("hosts is empty"), "{refused}");
+    let before = all(&kept);
+    let names: Vec<&str> = before.iter().map(|limits| limits["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["m", NQN, "tenants"]);
+    assert_eq!((&before[0]["burst_ms"], &before[2]["hosts"]), (&json!(500), &json!([HOST])));
+    // As after a kill.
+    drop(kept);
+    let kept = start(dir.path());
+    assert_eq!(all(&kept), before);
+    assert_eq!(assigned(&kept), [900, 0, 0, 0]);
+    serve(&kept);
+    kept.call("bdev_malloc_delete", json!({ "name": "m" })).unwrap();
+    kept.call("nvmf_delete_subsystem", json!({ "nqn": NQN })).unwrap();
+    let gone = json!({ "name": "tenants", "w_mbytes_per_sec": 0 });
+    kept.call("nvmf_host_set_qos_limit", gone).unwrap();
+    assert!(all(&kept).is_empty());
+    // A new device of that name begins without.
+    let again = json!({ "name": "m", "num_blocks": 64, "block_size": 512 });
+    kept.call("bdev_malloc_create", again).unwrap();
+    assert_eq!(assigned(&kept), [0; 4]);
+    kept.manager.shut_down().unwrap();
+    drop(kept);
+    let kept = start(dir.path());
+    assert!(all(&kept).is_empty());
+    kept.manager.shut_down().unwrap();
+}
