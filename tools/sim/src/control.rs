@@ -14,7 +14,7 @@ use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::SimWorld;
 use raceline_target::{
-    HostAccess, ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetError,
+    HostAccess, ManualCore, NamespaceConfig, QosLimits, SubsystemConfig, Target, TargetError,
 };
 
 use crate::command::nsid_of;
@@ -84,6 +84,9 @@ impl SimTarget {
         for namespace in 0..simulated.devices.len() {
             simulated.add_namespace(namespace)?;
         }
+        if let Some(limits) = plan.limits {
+            simulated.limit(limits)?;
+        }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let steps = [Step::First, Step::All];
         for _ in 0..if plan.has_two_paths() { 2 } else { 1 } {
@@ -104,6 +107,26 @@ impl SimTarget {
             self.call(&[Step::All], move |target| target.set_host_keys(&nqn, &host, Some(keys)))?;
         }
         Ok(())
+    }
+
+    /// Limits the first namespace, and the first host.
+    fn limit(&mut self, limits: QosLimits) -> Result<(), String> {
+        let nqn = self.nqn.clone();
+        self.call(&[Step::All], move |target| {
+            let throttle = target.throttle(limits)?;
+            target.set_namespace_limits(&nqn, nsid_of(0), Some(throttle))
+        })?;
+        let host = secrets::host_nqn(0)?;
+        self.call(&[Step::All], move |target| {
+            let throttle = target.throttle(limits)?;
+            target.set_host_limits(&[(vec![host], throttle)])
+        })
+    }
+
+    /// Commands that limits have held up.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        self.target.stats().subsystems.iter().map(|(_, totals)| totals.throttled).sum()
     }
 
     /// Adds a namespace of the plan, for the first time or again.

@@ -171,6 +171,7 @@ impl Run {
             device_delay: delay,
             copy_reads: true,
             reauthenticate_after: None,
+            limits: None,
             ..Plan::new(seed, 1).without_faults()
         };
         let world = SimWorld::new(seed, plan.network.clone());

@@ -103,6 +103,7 @@ fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
         digest_errors,
         device_errors,
         buffer_waits,
+        throttled,
         namespace_events,
         moves,
         simulated,
@@ -115,7 +116,8 @@ fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
          {in_capsule_writes} in capsule, {fused} fused), {simulated:.0} s simulated in {wall_s:.1} s, \
          {faults} faults, {reconnects} reconnects, {unknown_fates} unknown fates, {failures} error \
          statuses ({miscompares} miscompares), {flips} bits flipped, {digest_errors} data digest \
-         errors, {device_errors} device errors, {buffer_waits} buffer waits, {torn_reads} torn \
-         reads in place, {namespace_events} namespace events, {moves} moves between cores, fingerprint {fingerprint:016x}"
+         errors, {device_errors} device errors, {buffer_waits} buffer waits, {throttled} held up by \
+         limits, {torn_reads} torn reads in place, {namespace_events} namespace events, {moves} moves \
+         between cores, fingerprint {fingerprint:016x}"
     )
 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use raceline_host::Policy;
 use raceline_reactor::SimConfig;
 use raceline_reactor::sim::Random;
-use raceline_target::{DEFAULT_PASS_BYTES, MIN_PASS_BYTES, PreConnectLimits, TargetConfig};
+use raceline_target::{
+    DEFAULT_BURST, DEFAULT_PASS_BYTES, MIN_PASS_BYTES, PreConnectLimits, QosLimits, TargetConfig,
+};
 
 use crate::device::Lie;
 
@@ -128,6 +130,8 @@ pub struct Plan {
     pub reauthenticate_after: Option<Duration>,
     /// Times that a queue of the target is asked to move to another core.
     pub moves: u32,
+    /// Limits of the first namespace, and of the first host; `None`: there are none.
+    pub limits: Option<QosLimits>,
     /// The device lies: a test of the checker.
     pub lie: Option<Lie>,
 }
@@ -171,6 +175,7 @@ impl Plan {
             faults,
             reauthenticate_after: dice.reauthenticate_after(slow),
             moves: dice.moves(),
+            limits: dice.limits(slow),
             lie: None,
         }
     }
@@ -312,6 +317,18 @@ impl Dice {
     fn reauthenticate_after(&mut self, slow: bool) -> Option<Duration> {
         let some = [300, 1000].map(|ms| Some(Duration::from_millis(ms)));
         if self.chance(1, 4) && !slow { self.of(&some) } else { None }
+    }
+
+    /// Limits that hold most commands up for less than any timeout. Not over slow networks, which hold up more.
+    fn limits(&mut self, slow: bool) -> Option<QosLimits> {
+        let limits = QosLimits {
+            rw_ios_per_sec: self.of(&[0, 2_000, 400_000]),
+            w_bytes_per_sec: self.of(&[0, 40 << 20]),
+            rw_bytes_per_sec: self.of(&[0, 100 << 20]),
+            burst: self.of(&[Duration::ZERO, DEFAULT_BURST]),
+            ..QosLimits::default()
+        };
+        (self.chance(1, 3) && !slow && !limits.is_unlimited()).then_some(limits)
     }
 
     fn mix(&mut self) -> Mix {

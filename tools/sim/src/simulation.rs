@@ -208,6 +208,7 @@ impl Run {
         let (digest_errors, buffer_waits) = self.target.counts();
         let moves = self.target.moves();
         self.shared.totals.paths.add(&self.target.paths());
+        self.shared.totals.throttled = self.target.throttled();
         self.target.begin_shutdown()?;
         self.until("the target to stop", |run| run.target.is_stopped())?;
         let open = self.world.open_connections();

@@ -56,6 +56,8 @@ pub struct Totals {
     pub buffer_waits: u64,
     /// Queues of the target that have moved to another core.
     pub moves: u64,
+    /// Commands of the target that limits have held up.
+    pub throttled: u64,
     /// Namespace changes that hosts have noticed.
     pub namespace_events: u64,
     /// Paths of bytes.
@@ -86,6 +88,7 @@ impl Totals {
         self.device_errors_seen += other.device_errors_seen;
         self.buffer_waits += other.buffer_waits;
         self.moves += other.moves;
+        self.throttled += other.throttled;
         self.namespace_events += other.namespace_events;
         self.paths.add(&other.paths);
         self.simulated += other.simulated;

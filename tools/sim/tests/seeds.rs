@@ -27,6 +27,7 @@ fn seeds_pass_and_cover_what_they_are_for() {
         ("buffer waits", totals.buffer_waits),
         ("namespace events", totals.namespace_events),
         ("moves between cores", totals.moves),
+        ("commands held up by limits", totals.throttled),
     ];
     for (what, count) in covered {
         assert!(count > 10, "only {count} {what}: the plans do not try hard enough");
@@ -83,6 +84,7 @@ fn is_found_out(lie: Lie, prepare: impl Fn(&mut Plan)) {
         let mut plan = Plan { lie: Some(lie), ..Plan::new(seed, COMMANDS).without_faults() };
         plan.copy_reads = true;
         plan.reauthenticate_after = None;
+        plan.limits = None;
         prepare(&mut plan);
         match run(plan) {
             Ok(_) => false,
