@@ -87,6 +87,21 @@ fn load(
     answered
 }
 
+/// Whether a rate is kept: never exceeded, and reached. A busy machine stops this host for longer than the burst of a
+/// limit, so the host has some tries to reach it.
+fn keeps(expected: u64, slack: u64, mut measure: impl FnMut() -> u64) {
+    let mut all = Vec::new();
+    for _ in 0..8 {
+        let answered = measure();
+        assert!(answered <= expected + slack, "{answered} of {expected}");
+        if answered + slack >= expected {
+            return;
+        }
+        all.push(answered);
+    }
+    panic!("the rate of {expected} is not reached: {all:?}");
+}
+
 #[test]
 fn rates_of_reads_and_writes_of_every_way_are_kept() {
     let (target, _, _admin, mut queue) = start(1);
@@ -103,8 +118,7 @@ fn rates_of_reads_and_writes_of_every_way_are_kept() {
         limit(&target, 1, limits);
         // what the burst allows at the beginning, and what is under way at the end
         let slack = expected / 50 + depth as u64 + 2;
-        let answered = load(&mut queue, 1, opcode, len, depth, second);
-        assert!(answered.abs_diff(expected) <= slack, "{answered} of {expected}: {limits:?}");
+        keeps(expected, slack, || load(&mut queue, 1, opcode, len, depth, second));
     }
     assert!(target.stats().subsystems[0].1.throttled > 500);
     target.set_namespace_limits(&nqn(), NamespaceId(1), None).unwrap();
@@ -119,17 +133,15 @@ fn several_queues_on_several_cores_share_one_limit() {
     drop(queue);
     limit(&target, 1, ios(600));
     let (_second_admin, cntlid) = RawHost::admin(address, Wants::default());
-    let answered: u64 = std::thread::scope(|scope| {
-        let load = |qid| {
-            move || {
-                let mut queue = RawHost::io(address, cntlid, qid, Wants::default());
-                load(&mut queue, 1, io::READ, 512, 4, Duration::from_secs(1))
-            }
-        };
-        let threads: Vec<_> = (1..=4).map(|qid| scope.spawn(load(qid))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    let mut queues: Vec<RawHost> =
+        (1..=4).map(|qid| RawHost::io(address, cntlid, qid, Wants::default())).collect();
+    keeps(600, 12 + 16, || {
+        std::thread::scope(|scope| {
+            let load = |queue| move || load(queue, 1, io::READ, 512, 4, Duration::from_secs(1));
+            let threads: Vec<_> = queues.iter_mut().map(|queue| scope.spawn(load(queue))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        })
     });
-    assert!(answered.abs_diff(600) <= 12 + 16, "{answered}");
     target.shutdown().unwrap();
 }
 
@@ -139,7 +151,7 @@ fn limits_of_a_host_and_of_the_subsystem_count_for_all_namespaces() {
     let second = Duration::from_secs(1);
     let of_host = target.throttle(ios(200)).unwrap();
     target.set_host_limits(&[(vec![host_nqn()], of_host)]).unwrap();
-    assert!(load(&mut queue, 2, io::READ, 512, 4, second).abs_diff(200) <= 10);
+    keeps(200, 10, || load(&mut queue, 2, io::READ, 512, 4, second));
     let of_others = target.throttle(ios(1)).unwrap();
     target.set_host_limits(&[(vec![nqn()], of_others)]).unwrap();
     let quick = Duration::from_millis(200);
@@ -147,7 +159,7 @@ fn limits_of_a_host_and_of_the_subsystem_count_for_all_namespaces() {
     let whole = target.throttle(ios(100)).unwrap();
     target.set_subsystem_limits(&nqn(), Some(whole)).unwrap();
     limit(&target, 1, ios(10_000));
-    assert!(load(&mut queue, 1, io::READ, 512, 4, second).abs_diff(100) <= 8);
+    keeps(100, 8, || load(&mut queue, 1, io::READ, 512, 4, second));
     target.shutdown().unwrap();
 }
 
@@ -160,12 +172,13 @@ fn namespaces_with_one_device_share_its_limit() {
         target.set_namespace_limits(&nqn(), NamespaceId(nsid), throttle).unwrap();
     }
     let half = Duration::from_millis(500);
-    let first = load(&mut queue, 1, io::READ, 512, 4, half);
-    let second = load(&mut queue, 2, io::READ, 512, 4, half);
-    assert!((first + second).abs_diff(200) <= 16, "{first} and {second}");
+    keeps(200, 16, || {
+        let first = load(&mut queue, 1, io::READ, 512, 4, half);
+        first + load(&mut queue, 2, io::READ, 512, 4, half)
+    });
     let added = NamespaceConfig { throttle: Some(shared), ..namespace(ram("1M")) };
     assert_eq!(target.add_namespace(&nqn(), added).unwrap(), NamespaceId(3));
-    assert!(load(&mut queue, 3, io::READ, 512, 4, half).abs_diff(100) <= 8);
+    keeps(100, 8, || load(&mut queue, 3, io::READ, 512, 4, half));
     target.shutdown().unwrap();
 }
 
