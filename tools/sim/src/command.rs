@@ -46,6 +46,12 @@ impl Kind {
         matches!(self, Self::Write { .. } | Self::FusedWrite | Self::WriteZeroes | Self::Deallocate)
     }
 
+    /// Whether it, or its other half, changes blocks.
+    #[must_use]
+    pub fn claims(self) -> bool {
+        self.writes() || self == Self::FusedCompare
+    }
+
     /// Whether it compares.
     #[must_use]
     pub fn compares(self) -> bool {

@@ -195,6 +195,7 @@ impl Host {
     pub fn crash(self, shared: &mut Shared) -> Result<(), String> {
         let Self { operations, .. } = self;
         for operation in operations.into_values() {
+            shared.set_busy(&operation, false);
             operation.decide(Fate::Unknown, shared)?;
             shared.totals.unknown_fates += 1;
         }
@@ -302,6 +303,7 @@ impl Host {
         let Some(operation) = self.operations.remove(&user) else {
             return Err(format!("host {index}: command {user} has ended twice, or never began"));
         };
+        shared.set_busy(&operation, false);
         shared.totals.commands += 1;
         shared.totals.reads += u64::from(operation.kind == Kind::Read);
         operation
@@ -330,6 +332,9 @@ impl Host {
                 }
             };
             let Some(operation) = operation else { return Ok(()) };
+            if !shared.may_begin(&operation) {
+                continue;
+            }
             if operation.kind == Kind::FusedCompare {
                 self.submit_fused(queue, operation, shared)?;
             } else {
@@ -380,7 +385,10 @@ impl Host {
         let now = self.io.now();
         let mut cx = Context { io: &mut self.io, pool: &self.pool, now };
         match self.queues.submit(&mut cx, queue, command, user) {
-            Ok(()) => drop(self.operations.insert(user, operation)),
+            Ok(()) => {
+                shared.set_busy(&operation, true);
+                self.operations.insert(user, operation);
+            }
             Err(rejected) => {
                 return Err(format!("there was room, but {}", rejected.reason));
             }

@@ -67,6 +67,12 @@ impl FaultIo {
         self.muted.extend(self.connections.iter().filter_map(of_peer));
     }
 
+    /// Whether a connection that sends nothing is open.
+    #[must_use]
+    pub fn is_muted(&self) -> bool {
+        !self.muted.is_empty()
+    }
+
     /// Whether a poll would give completions.
     #[must_use]
     pub fn has_completions(&self) -> bool {

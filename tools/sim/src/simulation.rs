@@ -168,6 +168,7 @@ impl Run {
             run.world.elapsed() > aftermath
                 && run.faults.is_empty()
                 && !run.target.is_removing()
+                && !run.hosts.iter().any(|host| host.io.is_muted())
                 && run.all_ready()
         })?;
         self.shared.losses_excused = false;

@@ -1,7 +1,7 @@
 //! The state that all parts of one run share: the plan, the model, randomness, counts, the log.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -177,6 +177,9 @@ pub struct Shared {
     pub oldest: Moment,
     /// Virtual time.
     pub now: Duration,
+    /// Blocks that a command is writing, of runs with two paths. A write that is sent again can happen twice, so that a
+    /// program that writes a block twice at a time may find either of both in the end, as with any host.
+    busy: BTreeSet<Place>,
     next_user: u64,
     next_write: u64,
     ghosts: VecDeque<Ghost>,
@@ -204,6 +207,7 @@ impl Shared {
             losses_excused: true,
             oldest: 0,
             now: Duration::ZERO,
+            busy: BTreeSet::new(),
             next_user: 1,
             next_write: 1,
             ghosts: VecDeque::new(),
@@ -232,6 +236,26 @@ impl Shared {
     pub fn next_write(&mut self) -> WriteId {
         self.next_write += 1;
         WriteId(self.next_write)
+    }
+
+    /// Whether a command may begin: no other one is writing its blocks, where that matters.
+    #[must_use]
+    pub fn may_begin(&self, operation: &Operation) -> bool {
+        !operation.kind.claims() || !operation.places().any(|place| self.busy.contains(&place))
+    }
+
+    /// A command that writes begins, or has ended.
+    pub fn set_busy(&mut self, operation: &Operation, is_busy: bool) {
+        if !self.plan.has_two_paths() || !operation.kind.writes() {
+            return;
+        }
+        for place in operation.places() {
+            if is_busy {
+                self.busy.insert(place);
+            } else {
+                self.busy.remove(&place);
+            }
+        }
     }
 
     /// Whether commands are to be submitted in this part of the run.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::host::NamespaceInfo;
+use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::{ControllerId, NamespaceId};
 use raceline_reactor::{Arrival, Completion, Context, Token};
 
@@ -86,6 +87,8 @@ pub struct PathSet {
     counters: Arc<QueueCounters>,
     /// Counts the commands of each path, so that every command is looked at.
     counts_paths: bool,
+    /// The queue and the path of the first half of a fused operation whose second half comes next.
+    fused: Option<(usize, PathId)>,
     /// The most queues that a path has had.
     width: usize,
     alarm: Option<Instant>,
@@ -127,6 +130,7 @@ impl PathSet {
             candidates: Vec::new(),
             counters: Arc::default(),
             counts_paths: false,
+            fused: None,
             width: 0,
             alarm: None,
             closed: false,
@@ -342,8 +346,26 @@ impl PathSet {
         if self.shared_room(queue) == 0 {
             return Err(Rejected { reason: RejectedReason::Full, command });
         }
-        match self.choose(cx.now, queue, command.sqe.namespace_id()) {
+        let fuse = command.sqe.fuse();
+        let at = match (fuse, self.fused.take()) {
+            // The halves of a fused operation go one after the other on one queue.
+            (Fuse::Second, Some((first, path))) if first == queue => {
+                let is_its = |member: &Member| member.id == path && member.has_room(queue);
+                self.members.iter().position(is_its)
+            }
+            (Fuse::Second, _) => None,
+            _ => self.choose(cx.now, queue, command.sqe.namespace_id()),
+        };
+        if let (Fuse::First, Some(at)) = (fuse, at) {
+            self.fused = Some((queue, self.members[at].id));
+        }
+        match at {
             Some(at) => self.members[at].submit(cx, queue, command, user, self.counts_paths),
+            None if fuse == Fuse::Second && !self.is_first_held(queue) => {
+                // The path of the first half is lost.
+                self.done.push_back((queue, Held::new(queue, command, user).end()));
+                Ok(())
+            }
             None => {
                 self.held.push_back(Held::new(queue, command, user));
                 self.submit_held(cx);

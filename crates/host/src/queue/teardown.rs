@@ -147,10 +147,15 @@ impl QueuePair {
     fn give_back(&mut self, cid: CommandId) {
         let Some(mut entry) = self.commands.remove(cid) else { return };
         self.under_way.end(&entry);
-        let (fate, error) = match (entry.sent || entry.tried, entry.may_linger()) {
-            (false, _) => (Fate::NotExecuted, CommandError::NotSent),
-            (true, true) => (Fate::Harmless, CommandError::Disconnected),
-            (true, false) => (Fate::Unknown, CommandError::UnknownFate),
+        let error = match (entry.sent, entry.only_reads(false)) {
+            (false, _) => CommandError::NotSent,
+            (true, true) => CommandError::Disconnected,
+            (true, false) => CommandError::UnknownFate,
+        };
+        let fate = match (entry.sent, entry.may_linger()) {
+            (false, _) => Fate::NotExecuted,
+            (true, true) => Fate::Harmless,
+            (true, false) => Fate::Unknown,
         };
         entry.batch = 0; // the batch is gone with its connection
         self.returned.push(&mut entry, fate, error);

@@ -12,6 +12,8 @@ use crate::nvme::identify::{
 };
 use crate::nvme::{ControllerId, NamespaceId, Nqn};
 
+/// How long a loss stays unnoticed without keep alive: longer than a program waits.
+const UNNOTICED: Duration = Duration::from_secs(1 << 32);
 /// Smallest IOCCSZ: room for a submission queue entry, in units of 16 bytes.
 const MIN_IOCCSZ: u32 = 4;
 /// Smallest IORCSZ: room for a completion queue entry, in units of 16 bytes.
@@ -185,9 +187,12 @@ impl ControllerInfo {
 
     /// How long after the loss of an association its commands may still execute: the time within which the controller
     /// notices that the host is gone, then the time that it needs to quiesce (TP4129). A controller that does not say
-    /// the latter (CQT is 0) is given `default_quiesce`.
+    /// the latter (CQT is 0) is given `default_quiesce`. Without keep alive, the controller never notices the loss.
     #[must_use]
     pub fn hold_time(&self, kato_ms: u32, default_quiesce: Duration) -> Duration {
+        if kato_ms == 0 {
+            return UNNOTICED;
+        }
         // KATO is rounded up to the controller's granularity (Base 2.0, 3.9).
         let unit = u32::from(self.kas).max(1) * 100;
         let kato = Duration::from_millis(u64::from(kato_ms.div_ceil(unit)) * u64::from(unit));
@@ -385,6 +390,7 @@ pub(crate) mod tests {
         assert_eq!(hold(0, 2000, 5000), 12_000);
         assert_eq!(hold(CTRATT_TRAFFIC_BASED_KEEP_ALIVE, 2000, 5000), 17_000);
         assert_eq!(hold(0, 0, 5000), 17_000);
+        assert_eq!(hold(0, 2000, 0), UNNOTICED.as_millis());
         // KAS is 10, a second.
         assert_eq!(hold(0, 1, 4200), 10_001);
     }

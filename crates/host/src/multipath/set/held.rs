@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use raceline_proto::nvme::command::Fuse;
 use raceline_reactor::{Context, Token};
 
 use super::{HELD_INTERVAL, PATH_BITS, PathSet, PathSetEvent, TIMER_PATH};
-use crate::command::Command;
+use crate::command::{Command, CommandDone};
 use crate::error::CommandError;
 use crate::multipath::{Access, Fence};
 use crate::queue::{Fate, Returned};
@@ -25,6 +26,15 @@ impl Held {
     pub(super) fn new(queue: usize, command: Command, user: u64) -> Self {
         let (fate, error) = (Fate::NotExecuted, CommandError::NoPath);
         Self { queue, command: Returned { command, user, fate, error }, fence: None }
+    }
+
+    /// The end of a command that cannot wait.
+    pub(super) fn end(self) -> CommandDone {
+        self.command.end(CommandError::NotSent)
+    }
+
+    fn fuse(&self) -> Fuse {
+        self.command.command.sqe.fuse()
     }
 
     /// Whether it may be sent.
@@ -51,11 +61,25 @@ impl PathSet {
         self.held.push_back(Held { queue, command: returned, fence });
     }
 
+    /// Whether the command that waits since last is the first half of a fused operation on this queue.
+    pub(super) fn is_first_held(&self, queue: usize) -> bool {
+        self.held.back().is_some_and(|held| held.queue == queue && held.fuse() == Fuse::First)
+    }
+
     /// Sends the commands that wait, as far as they may be sent and have a path; ends those for which no path is left.
     pub(super) fn submit_held(&mut self, cx: &mut Context<'_>) {
-        for _ in 0..self.held.len() {
-            let Some(held) = self.held.pop_front() else { break };
-            if let Some(held) = self.try_held(cx, held) {
+        let mut left = self.held.len();
+        while left > 0
+            && let Some(held) = self.held.pop_front()
+        {
+            left -= 1;
+            if held.fuse() == Fuse::First {
+                let is_second =
+                    |next: &mut Held| next.fuse() == Fuse::Second && next.queue == held.queue;
+                let second = if left > 0 { self.held.pop_front_if(is_second) } else { None };
+                left -= usize::from(second.is_some());
+                self.try_fused(cx, held, second);
+            } else if let Some(held) = self.try_held(cx, held) {
                 self.held.push_back(held);
             }
         }
@@ -65,6 +89,36 @@ impl PathSet {
                 self.alarm = Some(at);
                 let index = self.token.index + (TIMER_PATH << PATH_BITS);
                 cx.io.timer(at, Token { index, ..self.token });
+            }
+        }
+    }
+
+    /// Sends both halves of a fused operation by one path, ends both, or has both wait.
+    fn try_fused(&mut self, cx: &mut Context<'_>, first: Held, second: Option<Held>) {
+        let nsid = first.command.command.sqe.namespace_id();
+        let Some(second) = second else {
+            self.held.push_back(first); // its other half comes next
+            return;
+        };
+        if self.closed || !self.has_hope(cx, nsid) {
+            for half in [first, second] {
+                self.done.push_back((half.queue, half.end()));
+            }
+            return;
+        }
+        let at = self.choose(cx.now, first.queue, nsid);
+        let at = at.filter(|&at| self.members[at].room(first.queue) >= 2);
+        let Some(at) = at else {
+            self.held.extend([first, second]);
+            return;
+        };
+        for half in [first, second] {
+            let Held { queue, command: Returned { command, user, fate, error }, .. } = half;
+            if let Err(rejected) =
+                self.members[at].submit(cx, queue, command, user, self.counts_paths)
+            {
+                let returned = Returned { command: rejected.command, user, fate, error };
+                self.done.push_back((queue, returned.end(CommandError::NotSent)));
             }
         }
     }

@@ -191,10 +191,15 @@ impl Member {
         queue.checked_rem(self.queues.len()).unwrap_or(0)
     }
 
+    /// How many commands its queue takes now.
+    pub(super) fn room(&self, queue: usize) -> usize {
+        let queue = self.position(queue);
+        if self.queues.is_queue_ready(queue) { self.queues.room(queue) } else { 0 }
+    }
+
     /// Whether its queue takes a command now.
     pub(super) fn has_room(&self, queue: usize) -> bool {
-        let queue = self.position(queue);
-        self.queues.is_queue_ready(queue) && self.queues.room(queue) > 0
+        self.room(queue) > 0
     }
 
     pub(super) fn submit(
