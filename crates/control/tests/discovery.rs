@@ -179,7 +179,7 @@ fn a_service_that_is_away_is_waited_for() {
         start("", free_port(), &json!({})),
         start("F", free_port(), &json!({ "trtype": "rdma" })),
         start("F", free_port(), &json!({ "traddr": "somewhere" })),
-        start("F", free_port(), &json!({ "fast_io_fail_timeout_sec": 1 })),
+        start("F", free_port(), &json!({ "fast_io_fail_timeout_sec": 601 })),
         start("F", free_port(), &json!({ "hostnqn": "" })),
         start("F", free_port(), &json!({ "subsystems": ["y".repeat(224)] })),
         start("F", free_port(), &json!({ "reconnect_delay_sec": 1 })),

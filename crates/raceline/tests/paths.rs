@@ -1,5 +1,5 @@
-//! Several paths to one namespace: two listeners of a daemon, and two daemons over one file, while `raceline perf
-//! --verify` checks every block.
+//! Several paths to one namespace: two listeners of a daemon, and two daemons over a third one's device, while
+//! `raceline perf --verify` checks every block.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,25 +19,52 @@ const BYTES: u64 = 8 << 20;
 /// How long the work goes on.
 const RUNTIME: Duration = Duration::from_secs(6);
 
-/// A daemon that exports the file by one or two listeners.
+const BACKEND_NQN: &str = "nqn.2026-01.io.raceline:paths-backend";
+/// The name of the device in a daemon that has memory, and in one that has it from a backend.
+const MEMORY: &str = "M";
+const REMOTE: &str = "Nvme0n1";
+
+/// A daemon that exports a device by one or two listeners.
 struct Daemon {
     served: Option<Served>,
     socket: PathBuf,
+    device: &'static str,
     ports: Vec<String>,
 }
 
 impl Daemon {
-    fn start(scratch: &Scratch, number: u16, listeners: usize) -> Self {
+    /// One with memory of its own.
+    fn with_memory(scratch: &Scratch, listeners: usize) -> Self {
+        Self::start(scratch, 1, MEMORY, listeners, |ask| {
+            let params = json!({ "name": MEMORY, "num_blocks": BYTES / 4096, "block_size": 4096 });
+            ask("bdev_malloc_create", params);
+        })
+    }
+
+    /// One of several over the device of a backend, each with its number.
+    fn over(scratch: &Scratch, number: u16, backend: &Backend) -> Self {
+        Self::start(scratch, number, REMOTE, 1, |ask| {
+            let params = json!({
+                "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": backend.port,
+                "subnqn": BACKEND_NQN, "multipath": "disable",
+            });
+            ask("bdev_nvme_attach_controller", params);
+        })
+    }
+
+    fn start(
+        scratch: &Scratch,
+        number: u16,
+        device: &'static str,
+        listeners: usize,
+        make: impl FnOnce(&dyn Fn(&str, Value) -> Value),
+    ) -> Self {
         let socket = PathBuf::from(scratch.path(&format!("{number}.sock")));
         let served = Served::start(&socket, &[]);
-        let file = scratch.path("data");
         let range = (1000 * number + 1, 1000 * number + 999);
         let ask = |method: &str, params: Value| call(&socket, method, params).unwrap();
         ask("nvmf_create_transport", json!({ "trtype": "TCP" }));
-        ask(
-            "bdev_aio_create",
-            json!({ "name": "D", "filename": file, "block_size": 4096, "buffered": true }),
-        );
+        make(&ask);
         ask(
             "nvmf_create_subsystem",
             json!({
@@ -45,7 +72,8 @@ impl Daemon {
                 "min_cntlid": range.0, "max_cntlid": range.1,
             }),
         );
-        let namespace = json!({ "bdev_name": "D", "uuid": UUID, "nguid": UUID.replace('-', "") });
+        let namespace =
+            json!({ "bdev_name": device, "uuid": UUID, "nguid": UUID.replace('-', "") });
         ask("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": namespace }));
         let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
         for _ in 0..listeners {
@@ -55,7 +83,7 @@ impl Daemon {
         let found = ask("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
         let port = |it: &Value| it["address"]["trsvcid"].as_str().unwrap().to_owned();
         let ports = found.as_array().unwrap().iter().map(port).collect();
-        Self { served: Some(served), socket, ports }
+        Self { served: Some(served), socket, device, ports }
     }
 
     /// Sets the state of a listener for all groups.
@@ -71,17 +99,29 @@ impl Daemon {
 
     /// Requests that it has answered, by bytes of reads and writes.
     fn bytes(&self) -> u64 {
-        let stats = call(&self.socket, "bdev_get_iostat", json!({ "name": "D" })).unwrap();
+        let stats = call(&self.socket, "bdev_get_iostat", json!({ "name": self.device })).unwrap();
         let bdev = &stats["bdevs"][0];
         let count = |name: &str| bdev[name].as_u64().unwrap();
         count("bytes_read") + count("bytes_written")
     }
 }
 
-fn scratch() -> Scratch {
-    let scratch = Scratch::new();
-    scratch.file("data", &vec![0; usize::try_from(BYTES).unwrap()]);
-    scratch
+/// A daemon with the device that others export.
+struct Backend {
+    _served: Served,
+    port: String,
+}
+
+impl Backend {
+    fn start(scratch: &Scratch) -> Self {
+        let socket = PathBuf::from(scratch.path("backend.sock"));
+        let served = Served::start(&socket, &[]);
+        support::configure(&socket, BACKEND_NQN, BYTES / 512);
+        let params = json!({ "nqn": BACKEND_NQN });
+        let found = call(&socket, "nvmf_subsystem_get_listeners", params).unwrap();
+        let port = found[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
+        Self { _served: served, port }
+    }
 }
 
 /// Starts the work over these ports; the first is the first path. Keep alive is short, so that writes are held back for
@@ -147,8 +187,8 @@ fn wait_for_bytes(daemon: &Daemon, more: u64) {
 
 #[test]
 fn states_of_two_listeners_change_under_work() {
-    let scratch = scratch();
-    let daemon = Daemon::start(&scratch, 1, 2);
+    let scratch = Scratch::new();
+    let daemon = Daemon::with_memory(&scratch, 2);
     let [one, two] = &daemon.ports[..] else { panic!("two listeners") };
     let work = work(&[one, two], &["--policy", "round-robin"]);
     wait_for_bytes(&daemon, 1 << 20);
@@ -170,8 +210,8 @@ fn states_of_two_listeners_change_under_work() {
 
 #[test]
 fn all_paths_inaccessible_is_waited_for() {
-    let scratch = scratch();
-    let daemon = Daemon::start(&scratch, 1, 2);
+    let scratch = Scratch::new();
+    let daemon = Daemon::with_memory(&scratch, 2);
     let [one, two] = &daemon.ports[..] else { panic!("two listeners") };
     let work = work(&[one, two], &[]);
     wait_for_bytes(&daemon, 1 << 20);
@@ -187,8 +227,10 @@ fn all_paths_inaccessible_is_waited_for() {
 
 #[test]
 fn the_other_daemon_goes_on_when_one_is_killed() {
-    let scratch = scratch();
-    let (mut one, two) = (Daemon::start(&scratch, 1, 1), Daemon::start(&scratch, 2, 1));
+    let scratch = Scratch::new();
+    let backend = Backend::start(&scratch);
+    let mut one = Daemon::over(&scratch, 1, &backend);
+    let two = Daemon::over(&scratch, 2, &backend);
     let work = work(&[&one.ports[0], &two.ports[0]], &[]);
     wait_for_bytes(&one, 1 << 20);
     assert_eq!(two.bytes(), 0, "the first path is the active one");
@@ -198,9 +240,11 @@ fn the_other_daemon_goes_on_when_one_is_killed() {
 }
 
 #[test]
-fn a_restarted_daemon_is_used_again() {
-    let scratch = scratch();
-    let (one, two) = (Daemon::start(&scratch, 1, 1), Daemon::start(&scratch, 2, 1));
+fn a_path_that_was_cut_is_used_again() {
+    let scratch = Scratch::new();
+    let backend = Backend::start(&scratch);
+    let one = Daemon::over(&scratch, 1, &backend);
+    let two = Daemon::over(&scratch, 2, &backend);
     let work = work(&[&one.ports[0], &two.ports[0]], &["--policy", "queue-depth"]);
     wait_for_bytes(&one, 256 << 10);
     wait_for_bytes(&two, 256 << 10);
@@ -221,12 +265,12 @@ fn cut(daemon: &Daemon) {
 
 #[test]
 fn a_path_to_other_data_is_refused() {
-    let (scratch, other) = (scratch(), scratch());
-    let one = Daemon::start(&scratch, 1, 1);
-    let two = Daemon::start(&other, 2, 1);
+    let (scratch, other) = (Scratch::new(), Scratch::new());
+    let one = Daemon::with_memory(&scratch, 1);
+    let two = Daemon::with_memory(&other, 1);
     let params = json!({ "nqn": NQN, "nsid": 1 });
     call(&two.socket, "nvmf_subsystem_remove_ns", params).unwrap();
-    let namespace = json!({ "bdev_name": "D", "nguid": "11".repeat(16) });
+    let namespace = json!({ "bdev_name": MEMORY, "nguid": "11".repeat(16) });
     let params = json!({ "nqn": NQN, "namespace": namespace });
     call(&two.socket, "nvmf_subsystem_add_ns", params).unwrap();
     let path = format!("127.0.0.1:{}", two.ports[0]);
@@ -247,5 +291,105 @@ fn a_path_to_other_data_is_refused() {
     ]);
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     assert!(output.stderr.contains("is no path to the same namespaces"), "{}", output.stderr);
-    assert_eq!((one.bytes() > 0, two.bytes()), (true, 0));
+    // The path that is up first counts.
+    assert!((one.bytes() > 0) != (two.bytes() > 0), "{} {}", one.bytes(), two.bytes());
+}
+
+/// The paths of a device as a daemon shows them: controller number, and whether the path is current.
+fn io_paths(socket: &std::path::Path) -> Vec<(u64, bool)> {
+    let answer = call(socket, "bdev_nvme_get_io_paths", json!({ "name": REMOTE })).unwrap();
+    let paths = answer["poll_groups"][0]["io_paths"].as_array().unwrap().clone();
+    let path = |path: &Value| {
+        assert_eq!(path["bdev_name"], REMOTE);
+        (path["cntlid"].as_u64().unwrap_or(0), path["current"] == true)
+    };
+    paths.iter().map(path).collect()
+}
+
+/// Waits until a condition holds.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_daemon_has_two_paths_to_a_device() {
+    let scratch = Scratch::new();
+    let storage = Daemon::with_memory(&scratch, 2);
+    let socket = PathBuf::from(scratch.path("front.sock"));
+    let state = scratch.path("state");
+    let front = Served::start(&socket, &["--state-dir", &state]);
+    let ask = |method: &str, params: Value| call(&socket, method, params);
+    let attach = |port: &str, more: Value| {
+        let mut params = json!({
+            "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "ipv4", "trsvcid": port,
+            "subnqn": NQN,
+        });
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ask("bdev_nvme_attach_controller", params)
+    };
+    let [one, two] = &storage.ports[..] else { panic!("two listeners") };
+    let limits = json!({ "ctrlr_loss_timeout_sec": 30, "reconnect_delay_sec": 1 });
+    assert_eq!(attach(one, limits).unwrap(), json!([REMOTE]));
+    let again = attach(one, json!({})).unwrap_err().to_string();
+    assert!(again.contains("with the specified network path"), "{again}");
+    let disabled = attach(two, json!({ "multipath": "disable" })).unwrap_err().to_string();
+    assert!(disabled.contains("multipath is disabled"), "{disabled}");
+    let other = attach(two, json!({ "hdgst": true })).unwrap_err().to_string();
+    assert!(other.contains("hdgst must be that of the first path"), "{other}");
+    assert_eq!(attach(two, json!({ "multipath": "multipath" })).unwrap(), json!([REMOTE]));
+
+    let paths = io_paths(&socket);
+    assert_eq!((paths.len(), paths[0].1, paths[1].1), (2, true, false), "{paths:?}");
+    let second = paths[1].0;
+    let prefer = json!({ "name": REMOTE, "cntlid": second });
+    ask("bdev_nvme_set_preferred_path", prefer).unwrap();
+    assert_eq!(io_paths(&socket)[1], (second, true));
+    storage.set_state(two, "non_optimized");
+    eventually("the ANA state has no effect", || io_paths(&socket)[0].1);
+    let policy = json!({ "name": REMOTE, "policy": "active_active", "selector": "queue_depth" });
+    ask("bdev_nvme_set_multipath_policy", policy).unwrap();
+    storage.set_state(two, "optimized");
+    eventually("both are current", || io_paths(&socket).iter().all(|path| path.1));
+    let found = ask("bdev_get_bdevs", json!({ "name": REMOTE })).unwrap();
+    let specific = &found[0]["driver_specific"];
+    assert_eq!(
+        (&specific["mp_policy"], &specific["selector"]),
+        (&json!("active_active"), &json!("queue_depth"))
+    );
+    assert_eq!(specific["nvme"].as_array().unwrap().len(), 2);
+    let saved = ask("framework_get_config", json!({ "name": "bdev" })).unwrap().to_string();
+    assert_eq!(saved.matches("bdev_nvme_attach_controller").count(), 2, "{saved}");
+    assert!(!saved.contains("more_paths") && saved.contains("queue_depth"), "{saved}");
+    drop(front.end(Signal::KILL));
+
+    // One of the paths is enough for a start.
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": one });
+    let listener = json!({ "nqn": NQN, "listen_address": address });
+    call(&storage.socket, "nvmf_subsystem_remove_listener", listener.clone()).unwrap();
+    let front = Served::start(&socket, &["--state-dir", &state]);
+    eventually("the device is back", || ask("bdev_get_bdevs", json!({ "name": REMOTE })).is_ok());
+    call(&storage.socket, "nvmf_subsystem_add_listener", listener).unwrap();
+    eventually("the first path is back", || io_paths(&socket).iter().all(|path| path.1));
+
+    let cntlid = io_paths(&socket)[0].0;
+    let path = json!({ "name": "Nvme0", "cntlid": cntlid });
+    ask("bdev_nvme_disable_controller", path.clone()).unwrap();
+    eventually("the path is disabled", || io_paths(&socket).len() == 1);
+    let states = ask("bdev_nvme_get_controllers", json!({ "name": "Nvme0" })).unwrap();
+    assert_eq!(states[0]["ctrlrs"][1]["state"], "disabled");
+    ask("bdev_nvme_enable_controller", path).unwrap();
+    eventually("the path is enabled", || io_paths(&socket).iter().filter(|it| it.1).count() == 2);
+    let first = json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": one });
+    ask("bdev_nvme_detach_controller", first).unwrap();
+    eventually("the path is detached", || io_paths(&socket).len() == 1);
+    let saved = ask("framework_get_config", json!({ "name": "bdev" })).unwrap().to_string();
+    assert_eq!(saved.matches("bdev_nvme_attach_controller").count(), 1, "{saved}");
+    assert!(saved.contains(&format!("\"trsvcid\":\"{two}\"")), "{saved}");
+    ask("bdev_nvme_detach_controller", json!({ "name": "Nvme0" })).unwrap();
+    assert!(ask("bdev_get_bdevs", json!({ "name": REMOTE })).is_err());
+    assert_eq!(front.end(Signal::TERM).code, Some(0));
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
-use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemoteState};
+use raceline_host::{BackoffConfig, HostConfig, PathId, RemoteController, RemotePath, RemoteState};
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
 use raceline_proto::nvme::discovery::SECTYPE_TLS_1_3;
@@ -106,8 +106,35 @@ impl Found {
         let Some(Link::Remote(remote)) = self.controller.as_ref().map(|it| &it.link) else {
             return false;
         };
-        !self.addresses.contains(&remote.config().address)
+        let is_listed = |path: RemotePath| self.addresses.contains(&path.config.address);
+        !remote.paths().into_iter().any(is_listed)
             || matches!(remote.state(), RemoteState::Failed(_))
+    }
+
+    /// Its paths that are listed no more, while another one is up.
+    fn stale_paths(&self, remote: &RemoteController) -> Vec<PathId> {
+        let (listed, unlisted): (Vec<_>, Vec<_>) = remote
+            .paths()
+            .into_iter()
+            .partition(|path| self.addresses.contains(&path.config.address));
+        let is_up = |path: &RemotePath| matches!(path.state, RemoteState::Up);
+        if listed.iter().any(is_up) {
+            unlisted.iter().map(|path| path.id).collect()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The addresses by which it is listed and to which there is no path.
+    fn missing_paths(&self, remote: &RemoteController) -> Vec<SocketAddr> {
+        let paths = [remote.paths(), remote.disabled_paths()].concat();
+        // A path that was given up is tried again, as one that is new.
+        let has = |address: &SocketAddr| {
+            paths.iter().any(|path| {
+                path.config.address == *address && !matches!(path.state, RemoteState::Failed(_))
+            })
+        };
+        self.addresses.iter().copied().filter(|address| !has(address)).collect()
     }
 
     /// Its controller is gone. If a client wished that, the wish holds as long as the subsystem is listed.
@@ -402,6 +429,7 @@ impl Follower {
             self.look();
             self.detach_stale();
             self.attach_due();
+            self.follow_paths();
         }
         if let Some(host) = self.host.take() {
             host.disconnect();
@@ -518,6 +546,35 @@ impl Follower {
                 Ok(()) => tracing::info!("controller {} is gone", controller.name),
                 Err(error) => tracing::warn!("controller {} does not go: {error}", controller.name),
             }
+        }
+    }
+
+    /// Adds paths that are listed, and removes paths that are not, of the subsystems that are attached.
+    fn follow_paths(&self) {
+        let found = self.discovery.lock().found.clone();
+        for (number, found) in found.iter().enumerate() {
+            let Some(Link::Remote(remote)) = found.controller.as_ref().map(|it| &it.link) else {
+                continue;
+            };
+            for path in found.stale_paths(remote) {
+                remote.remove_path(path);
+            }
+            let missing = found.missing_paths(remote);
+            if missing.is_empty() || found.retry_at.is_some_and(|at| at > Instant::now()) {
+                continue;
+            }
+            for address in missing {
+                if self.discovery.stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let config =
+                    HostConfig { address, ..remote.config().clone() }.within(CONNECT_TIMEOUT);
+                if let Err(error) = remote.add_path(config) {
+                    let name = self.discovery.controller_name(number);
+                    tracing::info!("controller {name} has no path to {address}: {error}");
+                }
+            }
+            self.discovery.lock().found[number].retry_at = Some(Instant::now() + RETRY_INTERVAL);
         }
     }
 

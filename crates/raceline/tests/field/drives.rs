@@ -128,8 +128,8 @@ fn a_controller_is_attached_from_a_source_address() {
     // The same path again, and other paths.
     let error = pair.attach(json!({ "hostaddr": "127.0.0.9" })).unwrap_err();
     assert!(text(&error).contains("with the specified network path"), "{error}");
-    let error = pair.attach(json!({})).unwrap_err();
-    assert!(text(&error).contains("parameter multipath is not supported"), "{error}");
+    let error = pair.attach(json!({ "multipath": "disable" })).unwrap_err();
+    assert!(text(&error).contains("already exists and multipath is disabled"), "{error}");
     let error = pair.detach(json!({ "hostaddr": "127.0.0.8" })).unwrap_err();
     assert!(text(&error).contains("no such controller `Shelf`"), "{error}");
     assert_eq!(pair.detach(json!({ "hostaddr": "127.0.0.9", "hostsvcid": "" })).unwrap(), true);
@@ -189,9 +189,12 @@ fn a_controller_is_attached_with_what_guides_write() {
     pair.detach(json!({ "trtype": "tcp", "traddr": "127.0.0.1" })).unwrap();
     for (more, expected) in [
         (json!({ "priority": "high" }), "priority `high` is no number"),
-        (json!({ "fast_io_fail_timeout_sec": 5 }), "commands wait until the controller is back"),
+        (json!({ "fast_io_fail_timeout_sec": 601 }), "not be more than ctrlr_loss_timeout_sec"),
         (json!({ "allow_unrecognized_csi": true }), "only namespaces of the NVM command set"),
-        (json!({ "multipath_opts": { "policy": "active_active" } }), "a controller has one path"),
+        (
+            json!({ "multipath_opts": { "selector": "queue_depth" } }),
+            "need the policy active_active",
+        ),
         (json!({ "psk": "key0" }), "there is no key `key0`"),
         (json!({ "dhchap_key": "key0" }), "there is no key `key0`"),
         (json!({ "prchk_guard": true }), "namespaces with metadata are not used"),

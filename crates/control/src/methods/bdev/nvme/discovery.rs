@@ -15,7 +15,7 @@ use crate::manager::discovery::{Discovery, MAX_SUBSYSTEMS};
 use crate::manager::nvmf::ListenAddress;
 use crate::manager::{Manager, Phase};
 use crate::method::{Call, Registry, States};
-use crate::params::{NoParams, refuse};
+use crate::params::NoParams;
 
 const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// The port that is registered for discovery services; nvme-cli tries it first.
@@ -52,8 +52,8 @@ struct Start {
     ctrlr_loss_timeout_sec: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u32>,
-    #[serde(default, skip_serializing)]
-    fast_io_fail_timeout_sec: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fast_io_fail_timeout_sec: Option<u32>,
     /// The subsystems that have numbers, in the order of the numbers: a restart must not give a device's
     /// name to another subsystem.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -61,7 +61,6 @@ struct Start {
 }
 
 fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
-    refuse(&[("fast_io_fail_timeout_sec", params.fast_io_fail_timeout_sec != 0)])?;
     let began = Instant::now();
     let trsvcid = params.trsvcid.filter(|port| !port.is_empty());
     let params =
@@ -129,6 +128,7 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
         subnqn: Some(DISCOVERY_NQN.to_owned()),
         ctrlr_loss_timeout_sec: params.ctrlr_loss_timeout_sec,
         reconnect_delay_sec: params.reconnect_delay_sec,
+        fast_io_fail_timeout_sec: params.fast_io_fail_timeout_sec,
         ..Attach::default()
     };
     let config = host_config(manager, &attach, &hostnqn)?;

@@ -74,17 +74,18 @@ impl PolicyOptions {
     /// The policy; an error says which options contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, RpcError> {
         let Self { policy, selector, min_io } = *self;
+        let wrong = |detail: &str| RpcError::errno(libc::EINVAL).because(detail);
         match (policy, selector, min_io) {
             (None | Some(PolicyName::ActivePassive), None, None) => Ok(Policy::ActivePassive),
             (None | Some(PolicyName::ActivePassive), ..) => {
-                Err(invalid("selector and min_io need the policy active_active".to_owned()))
+                Err(wrong("selector and min_io need the policy active_active"))
             }
             (_, Some(Selector::QueueDepth), None) => Ok(Policy::QueueDepth),
             (_, Some(Selector::QueueDepth), Some(_)) => {
-                Err(invalid("min_io needs the selector round_robin".to_owned()))
+                Err(wrong("min_io needs the selector round_robin"))
             }
             (_, None | Some(Selector::RoundRobin), Some(0)) => {
-                Err(invalid("min_io must be at least 1".to_owned()))
+                Err(wrong("min_io must be at least 1"))
             }
             (_, None | Some(Selector::RoundRobin), min_io) => {
                 Ok(Policy::RoundRobin { min_io: min_io.unwrap_or(1) })

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use raceline_host::Policy;
+
 use super::*;
 use crate::manager::ManagerConfig;
 use crate::params::raw_params;
@@ -55,10 +57,18 @@ fn options_are_those_of_later_connections() {
     assert_eq!(made.ack_timeout, Some(Duration::from_millis(1024)));
     assert_eq!(made.tcp_connect_timeout, Some(Duration::from_millis(700)));
     assert_eq!((made.connect_timeout, made.kato_ms), (Duration::from_millis(800), 9000));
+    let policy = Policy::RoundRobin { min_io: 4 };
+    let more = json!({ "multipath_opts": { "policy": "active_active", "min_io": 4 }, "fast_io_fail_timeout_sec": 7 });
+    let made = config(&manager, more).unwrap().multipath.unwrap();
+    assert_eq!((made.policy, made.fast_io_fail), (policy, Some(Duration::from_secs(7))));
+    assert_eq!(config(&manager, json!({ "multipath": "disable" })).unwrap().multipath, None);
+    let failover =
+        json!({ "multipath": "failover", "multipath_opts": { "policy": "active_active" } });
+    assert_eq!(config(&manager, failover).unwrap_err().code, -libc::EINVAL);
     for (options, named) in [
         (json!({ "action_on_timeout": "abort" }), "parameter action_on_timeout is not supported"),
-        (json!({ "fast_io_fail_timeout_sec": 1 }), "parameter fast_io_fail_timeout_sec"),
-        (json!({ "multipath_opts": { "policy": "active_active" } }), "parameter multipath_opts"),
+        (json!({ "fast_io_fail_timeout_sec": 601 }), "Invalid argument"),
+        (json!({ "multipath_opts": { "selector": "queue_depth" } }), "Invalid argument"),
         (json!({ "transport_ack_timeout": 32 }), "Invalid argument"),
     ] {
         let error = set_options(&manager, options).unwrap_err();
