@@ -16,6 +16,9 @@ const NQN: &str = "nqn.2026-01.io.raceline:paths";
 const UUID: &str = "6e0ff3a5-93cd-4f5f-8c1c-6f5c3c4f3c01";
 /// Bytes of the namespace: each block is written and read several times in a run.
 const BYTES: u64 = 8 << 20;
+/// Three keep alive timeouts: how long writes of a lost daemon are held back at least. Daemons round the timeout up to
+/// 10 s.
+const HOLD: Duration = Duration::from_secs(30);
 /// How long the work goes on.
 const RUNTIME: Duration = Duration::from_secs(6);
 
@@ -234,9 +237,13 @@ fn the_other_daemon_goes_on_when_one_is_killed() {
     let work = work(&[&one.ports[0], &two.ports[0]], &[]);
     wait_for_bytes(&one, 1 << 20);
     assert_eq!(two.bytes(), 0, "the first path is the active one");
+    let killed = Instant::now();
     one.kill();
     wait_for_bytes(&two, 1 << 20);
+    assert!(killed.elapsed() < HOLD, "reads go on at once");
     check(work);
+    // Writes were in flight, and nobody could say that the daemon was dead.
+    assert!(killed.elapsed() > HOLD, "they were sent again after {:?}", killed.elapsed());
 }
 
 #[test]
@@ -261,6 +268,19 @@ fn cut(daemon: &Daemon) {
     let params = json!({ "nqn": NQN, "listen_address": address });
     call(&daemon.socket, "nvmf_subsystem_remove_listener", params.clone()).unwrap();
     call(&daemon.socket, "nvmf_subsystem_add_listener", params).unwrap();
+}
+
+#[test]
+fn writes_of_a_cut_path_wait_for_a_reset_only() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::with_memory(&scratch, 2);
+    let [one, two] = &daemon.ports[..] else { panic!("two listeners") };
+    let work = work(&[one, two], &["-k", "5", "--policy", "round-robin"]);
+    wait_for_bytes(&daemon, 1 << 20);
+    let began = Instant::now();
+    cut(&daemon);
+    check(work);
+    assert!(began.elapsed() < HOLD / 2, "it took {:?}", began.elapsed());
 }
 
 #[test]
