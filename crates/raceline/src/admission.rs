@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use raceline_auth::{DhchapSecret, KeyPair, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_target::Keys;
-use raceline_tls::Ktls;
+use raceline_tls::Offload;
 
 use crate::cli::export::ExportArgs;
 use crate::cli::values::DEFAULT_PORT;
@@ -33,7 +33,7 @@ pub(crate) struct Admission {
     /// Hosts may make the key for TLS by an authentication.
     pub(crate) concat: bool,
     /// Whether the kernel makes the records of TLS.
-    pub(crate) ktls: Ktls,
+    pub(crate) offload: Offload,
     /// Whether all addresses can be reached from this machine only.
     pub(crate) local_only: bool,
 }
@@ -59,7 +59,8 @@ impl Admission {
         let tls_key = tls_key.map(|file| export_key::given(file, args.tls_compat)).transpose()?;
         let (tls, concat) = (args.tls || args.tls_psk.is_some(), args.concat);
         let local_only = listen.iter().all(|address| is_local(address.ip()));
-        Ok(Self { listen, hosts, keys, tls_key, tls, concat, ktls: args.ktls, local_only })
+        let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
+        Ok(Self { listen, hosts, keys, tls_key, tls, concat, offload, local_only })
     }
 
     /// Whether all that follows an authentication at most is encrypted.

@@ -322,13 +322,13 @@ fn tls(nqn: &Nqn, admission: &Admission) -> Result<Secure, Failure> {
     let subsystems = [nqn.clone(), Nqn::discovery()];
     if admission.concat {
         let table = Arc::new(PskTable::new());
-        let acceptor = acceptor(Arc::clone(&table) as _, admission)?.or_plain();
+        let acceptor = acceptor(Arc::clone(&table) as _, admission).or_plain();
         return Ok((Some(Arc::new(acceptor)), Some(table)));
     }
     let Some(key) = &admission.tls_key else { return Ok((None, None)) };
     let Some(hosts) = &admission.hosts else {
         let lookup = SharedPsk::new(key.clone(), subsystems.to_vec());
-        return Ok((Some(Arc::new(acceptor(Arc::new(lookup), admission)?)), None));
+        return Ok((Some(Arc::new(acceptor(Arc::new(lookup), admission))), None));
     };
     let table = PskTable::new();
     for host in hosts {
@@ -338,12 +338,11 @@ fn tls(nqn: &Nqn, admission: &Admission) -> Result<Secure, Failure> {
                 .map_err(|error| Failure::usage(format!("TLS for {host}: {error}")))?;
         }
     }
-    let acceptor = acceptor(Arc::new(table), admission)?;
-    Ok((Some(Arc::new(acceptor)), None))
+    Ok((Some(Arc::new(acceptor(Arc::new(table), admission))), None))
 }
 
-fn acceptor(lookup: Arc<dyn PskLookup>, admission: &Admission) -> Result<TlsAcceptor, Failure> {
-    TlsAcceptor::new(lookup).with_ktls(admission.ktls).map_err(Failure::runtime)
+fn acceptor(lookup: Arc<dyn PskLookup>, admission: &Admission) -> TlsAcceptor {
+    TlsAcceptor::new(lookup).with_offload(admission.offload)
 }
 
 /// Finds or makes the key of `--tls` if none was given; gives where it is kept.
@@ -418,7 +417,7 @@ fn describe(ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) -> Str
 
 #[cfg(test)]
 mod tests {
-    use raceline_tls::Ktls;
+    use raceline_tls::Offload;
 
     use super::*;
 
@@ -477,7 +476,7 @@ mod tests {
             tls_key: None,
             tls: false,
             concat: false,
-            ktls: Ktls::Off,
+            offload: Offload::default(),
             local_only: true,
         };
         let text = describe(&ready(), &admission, None);

@@ -14,7 +14,7 @@ use raceline_host::{
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
-use raceline_tls::{ClientPsk, TlsConnector};
+use raceline_tls::{ClientPsk, Offload, TlsConnector};
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::paths::PathArgs;
@@ -226,8 +226,8 @@ fn tls(
     };
     let psk = ClientPsk::new(&key, version, host, subsystem)
         .map_err(|error| Failure::usage(format!("--tls-psk: {error}")))?;
-    let connector = TlsConnector::new(psk).with_ktls(args.ktls).map_err(Failure::runtime)?;
-    Ok(Some(Arc::new(connector)))
+    let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
+    Ok(Some(Arc::new(TlsConnector::new(psk).with_offload(offload))))
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.

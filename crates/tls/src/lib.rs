@@ -31,7 +31,7 @@ mod stream;
 pub use error::TlsError;
 pub use handshake::{Established, Handshake};
 pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};
-pub use offload::Ktls;
+pub use offload::{Ktls, Offload};
 pub use provider::{TlsAcceptor, TlsConnector, concatenate};
 pub use record::{DATA_MAX, RECORD_MAX, Suite};
 pub use session::{Opened, Session};

@@ -51,18 +51,18 @@ impl fmt::Display for Ktls {
     }
 }
 
-/// What the connections of a provider do.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Offload {
+/// Whether the kernel makes the records, as it was decided for this machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
     ktls: Ktls,
 }
 
 impl Offload {
-    /// Decides it once for all connections of a provider, by a connection of this process with itself.
+    /// Decides it by a connection of this process with itself. A process that gives up connections does it before.
     ///
     /// # Errors
-    /// When the kernel has to make the records and cannot.
-    pub(crate) fn decide(wanted: Ktls) -> Result<Offload, TlsError> {
+    /// With [`Ktls::On`], when the kernel cannot make the records.
+    pub fn decide(wanted: Ktls) -> Result<Offload, TlsError> {
         let suites = [Suite::Aes128GcmSha256, Suite::Aes256GcmSha384];
         let ktls = match wanted {
             Ktls::Off => Ktls::Off,

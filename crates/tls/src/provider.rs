@@ -11,7 +11,7 @@ use crate::either::EitherStream;
 use crate::error::TlsError;
 use crate::handshake::Handshake;
 use crate::keys::{ClientPsk, ClientPskStore, PskLookup};
-use crate::offload::{Ktls, Offload};
+use crate::offload::Offload;
 use crate::stream::TlsStream;
 
 /// TLS for a listener of a target. A connection that it has accepted gives no byte to its owner before its host has
@@ -40,11 +40,9 @@ impl TlsAcceptor {
     }
 
     /// Says whether the kernel makes the records of its connections; without this, it does not.
-    ///
-    /// # Errors
-    /// With [`Ktls::On`], when the kernel cannot.
-    pub fn with_ktls(self, ktls: Ktls) -> Result<TlsAcceptor, TlsError> {
-        Ok(TlsAcceptor { offload: Offload::decide(ktls)?, ..self })
+    #[must_use]
+    pub fn with_offload(self, offload: Offload) -> TlsAcceptor {
+        TlsAcceptor { offload, ..self }
     }
 }
 
@@ -95,11 +93,9 @@ impl TlsConnector {
     }
 
     /// Says whether the kernel makes the records of its connections; without this, it does not.
-    ///
-    /// # Errors
-    /// With [`Ktls::On`], when the kernel cannot.
-    pub fn with_ktls(self, ktls: Ktls) -> Result<TlsConnector, TlsError> {
-        Ok(TlsConnector { offload: Offload::decide(ktls)?, ..self })
+    #[must_use]
+    pub fn with_offload(self, offload: Offload) -> TlsConnector {
+        TlsConnector { offload, ..self }
     }
 }
 

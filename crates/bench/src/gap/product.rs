@@ -11,7 +11,7 @@ use raceline_auth::{Hash, IdentityVersion, TlsKey};
 use raceline_bdev::{Backing, ByteSize, DeviceSpec, Identity, RamBdev, SharedBdev};
 use raceline_host::HostConfig;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
-use raceline_reactor::{HugePages, Mode};
+use raceline_reactor::{HugePages, Mode, StreamProvider};
 use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
 use raceline_tls::{ClientPsk, PskTable, Suite, TlsAcceptor, TlsConnector};
 
@@ -87,7 +87,10 @@ impl Product {
         let tls = match config.tls {
             Some(suite) => {
                 let (acceptor, psk) = keys(suite)?;
-                let address = target.add_listener_with(any_port, Some(Arc::new(acceptor)))?;
+                let address = target.add_listener_with(
+                    any_port,
+                    Some(Arc::new(acceptor) as Arc<dyn StreamProvider>),
+                )?;
                 Some(OverTls { address, psk })
             }
             None => None,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use raceline_auth::{GeneratedKeys, TlsKey};
 use raceline_proto::nvme::Nqn;
 use raceline_target::Entrance;
-use raceline_tls::{Ktls, PskTable, TlsAcceptor};
+use raceline_tls::{Ktls, Offload, PskTable, TlsAcceptor};
 
 use super::PortLevel;
 use crate::manager::{ManagerError, lock};
@@ -29,9 +29,9 @@ impl SecureChannel {
     /// How connections come in by a listener of this level; what carries them is the same for all such listeners.
     pub(super) fn entrance(&self, level: PortLevel, ktls: Ktls) -> Entrance {
         let make = || {
-            let acceptor = || TlsAcceptor::new(Arc::clone(&self.keys) as _);
             // A kernel that refuses is an error for `on` alone, which no method asks for.
-            let acceptor = || acceptor().with_ktls(ktls).unwrap_or_else(|_| acceptor());
+            let offload = Offload::decide(ktls).unwrap_or_default();
+            let acceptor = || TlsAcceptor::new(Arc::clone(&self.keys) as _).with_offload(offload);
             [Arc::new(acceptor()), Arc::new(acceptor().or_plain())]
         };
         let streams = || {

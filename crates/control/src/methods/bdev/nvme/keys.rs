@@ -6,7 +6,7 @@ use std::time::Duration;
 use raceline_auth::IdentityVersion;
 use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
 use raceline_reactor::StreamProvider;
-use raceline_tls::{ClientPsk, ClientPskStore, TlsConnector};
+use raceline_tls::{ClientPsk, ClientPskStore, Offload, TlsConnector};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -75,9 +75,9 @@ pub(super) fn hold_psk(
 
 /// TLS with this key.
 pub(super) fn streams(call: &Call<'_>, psk: &HeldPsk) -> Result<Arc<dyn StreamProvider>, RpcError> {
-    let connector = TlsConnector::new(psk.store.clone()).with_ktls(call.manager.model().ktls());
-    let connector = connector.map_err(|error| RpcError::errno(libc::EIO).because(error))?;
-    Ok(Arc::new(connector))
+    let offload = Offload::decide(call.manager.model().ktls());
+    let offload = offload.map_err(|error| RpcError::errno(libc::EIO).because(error))?;
+    Ok(Arc::new(TlsConnector::new(psk.store.clone()).with_offload(offload)))
 }
 
 #[derive(Deserialize)]
