@@ -1,4 +1,6 @@
-//! The tshark step: a capture of every PDU type on loopback, dissected by an independent decoder.
+//! The tshark step: a capture of every PDU type on loopback, dissected by an independent decoder, and one of TLS.
+
+mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -59,10 +61,13 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     };
     let mut checks = Checks::default();
     judge(&mut checks, &file, port);
+    if let Err(why) = tls::run(tree, &scratch, &mut checks)? {
+        return setup::cannot(&why);
+    }
     if checks.all_passed() {
         std::fs::remove_dir_all(&scratch)?;
     } else {
-        println!("# the capture is kept: {}", file.display());
+        println!("# the captures are kept: {}", scratch.display());
     }
     checks.outcome()
 }

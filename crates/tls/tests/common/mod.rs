@@ -46,7 +46,9 @@ impl Served {
         let table = Arc::new(PskTable::new());
         let streams = Arc::new(TlsAcceptor::new(Arc::clone(&table) as Arc<_>));
         let any_port = "127.0.0.1:0".parse().unwrap();
-        let address = target.add_listener_with(any_port, Some(streams)).unwrap();
+        let address = target
+            .add_listener_with(any_port, Some(streams as Arc<dyn raceline_reactor::StreamProvider>))
+            .unwrap();
         Served { target, table, address }
     }
 

@@ -1,11 +1,12 @@
-//! TLS with Linux: the kernel's host against our target, and our host against the kernel's target.
+//! TLS with Linux: the kernel's host against our target, our host against the kernel's target, and records that the
+//! guest's kernel makes for us.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{NQN, Nvmet, Part, guest, script, verify, watch};
+use super::{NQN, Nvmet, Part, drives, guest, script, verify, watch};
 use crate::child::tail;
 use crate::raceline::{Export, Tree, host};
 use crate::step::{Checks, Outcome};
@@ -96,5 +97,25 @@ fn kernel_host(tree: &Tree, image: &Path, file: &str) -> Result<Outcome> {
     let health = target.stop("TERM");
     let outcome = outcome?;
     health.context("the target after the guest's checks")?;
-    Ok(outcome)
+    Ok(match (outcome, ktls(tree, image)?) {
+        (Outcome::Passed(first), Outcome::Passed(second)) => {
+            Outcome::Passed(format!("{first}; records by the kernel: {second}"))
+        }
+        (Outcome::Passed(_), skipped) => skipped,
+        (skipped, _) => skipped,
+    })
+}
+
+/// Records by the guest's kernel, for our program in the guest: this machine's kernel may have none.
+fn ktls(tree: &Tree, image: &Path) -> Result<Outcome> {
+    let dir = tree.scratch("interop-ktls")?;
+    let program = drives::stripped(tree, &dir)?;
+    let mut guest = guest(tree, image, Part::Tls)
+        .args([Path::new("-f"), &program])
+        .args(["-e", &format!("HOSTNQN={HOSTNQN}"), "-e", &format!("KEY={KEY}")])
+        .args([image, &tree.root.join("interop/guest/ktls.sh")])
+        .start()?;
+    let outcome = watch(&mut guest, |request| bail!("the guest asks for '{request}'"));
+    std::fs::remove_dir_all(&dir)?;
+    outcome
 }
