@@ -252,6 +252,20 @@ typedef struct {
    * up. -1: it never gives up. 0: it does not reconnect.
    */
   int32_t ctrl_loss_tmo_s;
+  /**
+   * Seconds without a connected path after which operations fail; -1: they wait until all paths are given up. It has
+   * a meaning with paths or path_policy.
+   */
+  int32_t fast_io_fail_tmo_s;
+  /**
+   * Further addresses of the same subsystem, ADDR[:PORT] with commas between them. NULL: one path.
+   */
+  const char *paths;
+  /**
+   * Which path an operation takes: active-passive, round-robin or queue-depth. NULL: active-passive if there are
+   * paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
+   */
+  const char *path_policy;
 } raceline_config;
 
 /**
@@ -405,7 +419,7 @@ uint32_t raceline_version(void);
  * Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
  *
  * The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
- * connect timeout of 10 s, and 600 s for reconnecting. traddr and nqn become NULL. RACELINE_INVALID
+ * connect timeout of 10 s, and 600 s for reconnecting. All texts become NULL. RACELINE_INVALID
  * means that the caller's header does not fit this library.
  */
 int32_t raceline_config_init(raceline_config *config,

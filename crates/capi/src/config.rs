@@ -8,7 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use raceline_bdev::Identity;
-use raceline_host::{HostConfig, I10Config};
+use raceline_host::{HostConfig, I10Config, MultipathConfig, PathAddress, Policy};
 use raceline_proto::nvme::{HostId, Nqn};
 use uuid::Uuid;
 
@@ -73,12 +73,20 @@ pub struct raceline_config {
     /// Seconds for which the library tries to reconnect a lost controller before it gives the controller
     /// up. -1: it never gives up. 0: it does not reconnect.
     pub ctrl_loss_tmo_s: i32,
+    /// Seconds without a connected path after which operations fail; -1: they wait until all paths are given up. It has
+    /// a meaning with paths or path_policy.
+    pub fast_io_fail_tmo_s: i32,
+    /// Further addresses of the same subsystem, ADDR[:PORT] with commas between them. NULL: one path.
+    pub paths: *const c_char,
+    /// Which path an operation takes: active-passive, round-robin or queue-depth. NULL: active-passive if there are
+    /// paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
+    pub path_policy: *const c_char,
 }
 
 /// Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
 ///
 /// The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
-/// connect timeout of 10 s, and 600 s for reconnecting. traddr and nqn become NULL. RACELINE_INVALID
+/// connect timeout of 10 s, and 600 s for reconnecting. All texts become NULL. RACELINE_INVALID
 /// means that the caller's header does not fit this library.
 ///
 /// # Safety
@@ -107,6 +115,9 @@ pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size
             command_timeout_ms: 30_000,
             connect_timeout_ms: 10_000,
             ctrl_loss_tmo_s: 600,
+            fast_io_fail_tmo_s: -1,
+            paths: name,
+            path_policy: name,
         };
         // SAFETY: not null and aligned, and the caller promises `size` bytes, which are enough.
         unsafe { config.write(default) };
@@ -145,9 +156,11 @@ impl raceline_config {
                 text(self.nqn, "nqn")?,
                 text(self.hostnqn, "hostnqn")?,
                 text(self.hostid, "hostid")?,
+                text(self.paths, "paths")?,
+                text(self.path_policy, "path_policy")?,
             ]
         };
-        let [traddr, trsvcid, nqn, hostnqn, hostid] = texts;
+        let [traddr, trsvcid, nqn, hostnqn, hostid, paths, policy] = texts;
         let traddr =
             traddr.ok_or_else(|| Failure::invalid("traddr is null: where is the target?"))?;
         let nqn = nqn.ok_or_else(|| Failure::invalid("nqn is null: which subsystem?"))?;
@@ -177,7 +190,39 @@ impl raceline_config {
         config.connect_timeout = ms(self.connect_timeout_ms.max(1));
         config.backoff.give_up_after =
             u64::try_from(self.ctrl_loss_tmo_s).ok().map(Duration::from_secs);
+        self.set_paths(&mut config, paths, policy)?;
         Ok(config)
+    }
+
+    fn set_paths(
+        &self,
+        config: &mut HostConfig,
+        paths: Option<&str>,
+        policy: Option<&str>,
+    ) -> Result<(), Failure> {
+        if paths.is_none() && policy.is_none() {
+            return Ok(());
+        }
+        let policy = policy.map_or(Ok(Policy::default()), |text| {
+            text.parse().map_err(|error| Failure::invalid(format!("path_policy: {error}")))
+        })?;
+        let fast_io_fail = u64::try_from(self.fast_io_fail_tmo_s).ok().map(Duration::from_secs);
+        config.multipath =
+            Some(MultipathConfig { policy, fast_io_fail, ..MultipathConfig::default() });
+        for path in paths.into_iter().flat_map(|paths| paths.split(',')) {
+            let (name, port) = match path.rsplit_once(':') {
+                // An IPv6 address without a port has colons of its own.
+                Some((name, port)) if !name.contains(':') || name.ends_with(']') => {
+                    let port = port.parse().map_err(|_| {
+                        Failure::invalid(format!("paths: \"{path}\" has no port that is one"))
+                    })?;
+                    (name, port)
+                }
+                _ => (path, DEFAULT_PORT),
+            };
+            config.more_paths.push(PathAddress { address: resolve(name, port)?, source: None });
+        }
+        Ok(())
     }
 }
 
