@@ -3,6 +3,7 @@
 //! The calling thread coordinates: it waits until every queue is connected, gives all cores one
 //! common start, samples the CPU time, and collects the results.
 
+mod connect;
 mod core;
 pub mod stage;
 mod window;
@@ -13,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use raceline_accel::Framework;
 use raceline_host::{
-    Association, HostConfig, HostError, I10Config, NamespaceInfo, PathId, PathSetEvent,
-    QueueCounters,
+    Association, HostConfig, HostError, I10Config, NamespaceInfo, PathSetEvent, QueueCounters,
 };
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
@@ -411,16 +411,6 @@ struct Coordinator<'a> {
     watch: &'a mut dyn FnMut(Progress) -> bool,
 }
 
-impl PathNews {
-    /// Of the only path of a host: the reason why a run cannot begin, if this is one.
-    fn into_failure(self) -> Result<(), RunError> {
-        match self.news {
-            News::Down(error) | News::GivenUp(error) => Err(error.into()),
-            News::Up(_) | News::Changed(_) => Ok(()),
-        }
-    }
-}
-
 impl Coordinator<'_> {
     /// Starts the reactors.
     fn spawn(
@@ -535,68 +525,6 @@ impl Coordinator<'_> {
             let _ = core.sender().send(Message::Begin(jobs));
         }
         Ok(start)
-    }
-
-    /// Waits for the first path of each host that comes up, or until one has none. What other paths report meanwhile
-    /// waits in `early`.
-    fn connect(&mut self, config: &StageConfig) -> Result<Vec<(PathId, Association)>, RunError> {
-        let mut up: Vec<Option<(PathId, Association)>> = vec![None; config.hosts.len()];
-        while up.iter().any(Option::is_none) {
-            match self.next_event(TICK)? {
-                Some(Event::Path(PathNews { host, path, news: News::Up(association) }))
-                    if up[host].is_none() =>
-                {
-                    up[host] = Some((path, association));
-                }
-                // Of a single path, a loss ends the run.
-                Some(Event::Path(news)) if config.hosts[news.host].more_paths.is_empty() => {
-                    news.into_failure()?;
-                }
-                Some(Event::Path(news)) => {
-                    let place = &mut up[news.host];
-                    let is_its = place.as_ref().is_some_and(|(path, _)| *path == news.path);
-                    if is_its && !matches!(news.news, News::Changed(_)) {
-                        *place = None; // it is lost again
-                    } else {
-                        self.early.push(news);
-                    }
-                }
-                Some(Event::Unreachable(error) | Event::Failed(_, error)) => {
-                    return Err(error.into());
-                }
-                Some(Event::Queues(_, PathSetEvent::Lost { error, .. })) => {
-                    return Err(error.into());
-                }
-                Some(_) => {}
-                None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
-                None => {}
-            }
-        }
-        Ok(up.into_iter().flatten().collect())
-    }
-
-    fn wait_ready(&mut self, config: &StageConfig, layout: &Layout) -> Result<(), RunError> {
-        let mut ready = 0;
-        while ready < self.cores.len() {
-            match self.next_event(TICK)? {
-                Some(Event::Ready) => ready += 1,
-                Some(Event::Path(news)) if config.hosts[news.host].more_paths.is_empty() => {
-                    news.into_failure()?;
-                }
-                Some(Event::Queues(host, PathSetEvent::Lost { error, .. }))
-                    if config.hosts[host].more_paths.is_empty() =>
-                {
-                    return Err(error.into());
-                }
-                Some(Event::Unreachable(error) | Event::Failed(_, error)) => {
-                    return Err(error.into());
-                }
-                Some(event) => self.pass_on(layout, event),
-                None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
-                None => {}
-            }
-        }
-        Ok(())
     }
 
     /// Samples usage and counts at both ends of the window and gathers the results.

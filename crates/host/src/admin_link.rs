@@ -17,7 +17,8 @@ use raceline_reactor::{ReactorHandle, SendError, Sender};
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, CommandFailure, HostError};
 use crate::multipath::{PathId, PathSetEvent};
-pub(crate) use service::{LinkPath, LinkSnapshot, LinkState, Routing};
+use crate::path::Routing;
+pub(crate) use service::{LinkPath, LinkSnapshot, LinkState};
 use service::{Message, Reply, Submission};
 
 /// How often a waiting call looks whether the thread that is to answer still runs.

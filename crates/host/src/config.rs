@@ -13,7 +13,7 @@ use raceline_reactor::StreamProvider;
 use crate::credentials::CredentialStore;
 use crate::gather::I10Config;
 use crate::maps::QueueRequest;
-use crate::multipath::{Fence, MultipathConfig, PathAddress, PathAna};
+use crate::path::{Fence, MultipathConfig, PathAddress, PathAna};
 use crate::placement::HostPlacement;
 
 /// Keep alive timeout by default, as other hosts have it.

@@ -24,7 +24,7 @@ use raceline_reactor::{Completion, Context, IoBuf, Outcome, Token};
 use crate::command::{Command, CommandDone, Data, Rejected};
 use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, HostError, RejectedReason};
-use crate::multipath::{DEFAULT_QUIESCE, Fence, Lease, PathAna};
+use crate::path::{DEFAULT_QUIESCE, Fence, Lease, PathAna};
 use crate::queue::{QueueEvent, QueuePair};
 use ana::AnaFollower;
 use reset::Resets;

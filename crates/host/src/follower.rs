@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use raceline_reactor::{Context, Token};
 
-use crate::admin_link::{LinkPath, LinkSnapshot, LinkState, Routing};
+use crate::admin_link::{LinkPath, LinkSnapshot, LinkState};
 use crate::config::Association;
 use crate::error::HostError;
 use crate::multipath::{PathId, PathSet};
+use crate::path::Routing;
 
 /// How often the association is looked at while it is up and all queues are ready.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

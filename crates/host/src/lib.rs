@@ -41,6 +41,7 @@ pub mod gather;
 pub mod maps;
 pub mod multipath;
 pub mod naming;
+mod path;
 pub mod placement;
 pub mod queue;
 pub mod queue_set;

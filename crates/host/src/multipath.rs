@@ -21,17 +21,13 @@
 //! [`MultipathConfig::fast_io_fail`], or one whose ANA state may change. Otherwise they end with
 //! [`crate::CommandError::NoPath`].
 
-mod ana;
-mod config;
-mod fence;
 mod identity;
 mod paths;
 mod selector;
 mod set;
 
-pub use ana::{Access, PathAna};
-pub use config::{DEFAULT_QUIESCE, MultipathConfig, PathAddress, Policy};
-pub use fence::Fence;
-pub(crate) use fence::Lease;
-pub use paths::{PathEvent, PathId, Paths};
+pub use crate::path::{
+    Access, DEFAULT_QUIESCE, Fence, MultipathConfig, PathAddress, PathAna, PathId, Policy,
+};
+pub use paths::{PathEvent, Paths};
 pub use set::{PathCounters, PathSet, PathSetEvent, PathSummary};

@@ -12,7 +12,7 @@ use crate::counters::QueueCounters;
 use crate::error::{HostError, RejectedReason};
 use crate::gather::I10Config;
 use crate::maps::{CoreMaps, CorePlace};
-use crate::multipath::{Fence, Lease};
+use crate::path::{Fence, Lease};
 use crate::placement::NapiGroup;
 use crate::queue::{QueueEvent, QueuePair, Returned};
 

@@ -16,7 +16,8 @@ use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
 use crate::controller::ControllerEvent;
 use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
-use crate::multipath::{MultipathConfig, PathCounters, PathEvent, PathId, Paths};
+use crate::multipath::{PathCounters, PathEvent, PathId, Paths};
+use crate::path::Routing;
 
 /// Commands that callers may have submitted at a time; more wait their turn.
 pub(crate) const MAX_TICKETS: usize = 1024;
@@ -103,16 +104,6 @@ impl LinkPath {
     fn new(id: PathId, config: Arc<HostConfig>) -> Self {
         Self { id, config, association: None, failed: None, counters: Arc::default() }
     }
-}
-
-/// Which path commands take, beyond what paths were connected with.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Routing {
-    /// `None`: as paths were connected with.
-    pub(crate) options: Option<MultipathConfig>,
-    pub(crate) preferred: Option<PathId>,
-    /// Commands are counted by path.
-    pub(crate) counts_paths: bool,
 }
 
 impl LinkSnapshot {

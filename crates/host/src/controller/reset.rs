@@ -15,7 +15,7 @@ use raceline_proto::nvme::{Cqe, Sqe, Status};
 use zerocopy::FromBytes;
 
 use crate::error::CommandError;
-use crate::multipath::Fence;
+use crate::path::Fence;
 
 /// How often the log is read while a reset goes on, and how long until a refused reset is asked for again.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

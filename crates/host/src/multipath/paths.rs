@@ -1,15 +1,14 @@
 //! The controllers of all paths to a subsystem, on one core.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
 
 use raceline_proto::nvme::ControllerId;
 use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_reactor::{Completion, Context, Token};
 
-use super::Fence;
 use super::identity::contradiction;
+use super::{Fence, PathId};
 use crate::command::{Command, CommandDone, Rejected};
 use crate::config::{Association, HostConfig};
 use crate::controller::{Controller, ControllerEvent};
@@ -19,21 +18,6 @@ use crate::error::{HostError, RejectedReason};
 const MAX_PATHS: u16 = 0x7ff0;
 /// Token indices that a controller uses.
 const INDICES: u32 = 2;
-
-/// The name of a path, which no other path of the subsystem gets again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PathId(pub u16);
-
-impl PathId {
-    /// The path that a host begins with.
-    pub const FIRST: Self = Self(0);
-}
-
-impl fmt::Display for PathId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// What happened to the controller of a path.
 #[derive(Clone, Debug)]

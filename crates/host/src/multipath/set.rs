@@ -14,13 +14,13 @@ use raceline_reactor::{Arrival, Completion, Context, Token};
 
 use super::selector::{Candidate, Selector};
 use super::{Access, PathAna, PathId};
-use crate::admin_link::Routing;
 use crate::command::{Command, CommandDone, Rejected};
 use crate::config::{Association, HostConfig};
 use crate::counters::QueueCounters;
 use crate::error::{HostError, RejectedReason};
 use crate::gather::I10Config;
 use crate::maps::{CoreMaps, CorePlace};
+use crate::path::Routing;
 use crate::queue_set::{IoQueueEvent, IoQueueSet};
 use held::Held;
 use member::Member;

@@ -226,7 +226,7 @@ mod tests {
 
     use super::*;
     use crate::config::HostConfig;
-    use crate::multipath::ana::tests::log;
+    use crate::path::ana::tests::log;
 
     const NS: NamespaceId = NamespaceId(1);
     const FAST: Option<Duration> = Some(Duration::from_secs(5));
