@@ -4,3 +4,4 @@ pub mod chap;
 pub mod config;
 pub mod daemon;
 pub mod tcp;
+pub mod tls;
