@@ -94,7 +94,7 @@ fn strange(ends: &Ends, is_target: bool, mut input: &[u8]) {
     }
 }
 
-/// Changes bytes on their way, as the input says. Gives whether anything is different.
+/// Changes bytes on their way, as the input says. Gives whether they do not begin with what was sent any more.
 fn change(bytes: &mut Vec<u8>, input: &mut &[u8]) -> bool {
     let before = bytes.clone();
     for _ in 0..byte(input).unwrap_or(0) % 4 {
@@ -115,7 +115,7 @@ fn change(bytes: &mut Vec<u8>, input: &mut &[u8]) -> bool {
             }
         }
     }
-    *bytes != before
+    !bytes.starts_with(&before)
 }
 
 /// Somebody on the way changes a handshake of two ends that have the key, and what the attacked end then receives.
