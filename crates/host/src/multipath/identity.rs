@@ -90,6 +90,7 @@ mod tests {
             namespaces: namespaces.into(),
             ana: None,
             fence: Fence::new(Duration::ZERO),
+            generated: None,
         }
     }
 
