@@ -6,7 +6,7 @@
 mod raw;
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -63,13 +63,23 @@ fn address_of(test: u8) -> SocketAddr {
     SocketAddr::from(([127, 100 + test, high, low.max(1)], 4420))
 }
 
+/// Waits until nobody listens there: the kernel may still be at the ring of a daemon that was killed.
+fn wait_until_free(address: SocketAddr) {
+    let deadline = Instant::now() + START_TIMEOUT;
+    while let Err(error) = TcpListener::bind(address) {
+        assert!(Instant::now() < deadline, "{address}: {error}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 struct Daemon {
     child: Child,
     socket: PathBuf,
 }
 
 impl Daemon {
-    fn start(dir: &Path) -> Self {
+    fn start(dir: &Path, address: SocketAddr) -> Self {
+        wait_until_free(address);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "a_daemon_to_be_killed", "--nocapture"]);
         command.env(CHILD_VARIABLE, dir).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -251,7 +261,7 @@ fn reservations_that_were_answered_survive_sigkill() {
     let place = Reservations { can_persist: true, ..Reservations::default() };
     let mut known = Known { state: place, coming: None, answered: 0 };
     for round in 0..=KILLS {
-        let daemon = Daemon::start(dir.path());
+        let daemon = Daemon::start(dir.path(), address);
         if round == 0 {
             daemon.export(address);
         }
@@ -281,7 +291,7 @@ fn reservations_that_were_answered_survive_sigkill() {
 fn a_damaged_file_costs_its_namespace_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let address = address_of(2);
-    let daemon = Daemon::start(dir.path());
+    let daemon = Daemon::start(dir.path(), address);
     daemon.export(address);
     let mut host = Host::connect(address, 1);
     let register = Sqe {
@@ -309,7 +319,7 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     drop(daemon);
 
     std::fs::write(&file, text.replace("\"rkey\": 5", "\"rkey\": 6")).unwrap();
-    let daemon = Daemon::start(dir.path());
+    let daemon = Daemon::start(dir.path(), address);
     let mut host = Host::connect(address, 1);
     let read = |host: &mut Host, nsid| host.queue.read(nsid, 0, 1, 512).cqe.status;
     assert_eq!(read(&mut host, 1), Status::INVALID_NAMESPACE.dnr(), "its reservations are lost");
@@ -319,7 +329,7 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     drop(daemon);
 
     std::fs::write(&file, text).unwrap();
-    let daemon = Daemon::start(dir.path());
+    let daemon = Daemon::start(dir.path(), address);
     let mut host = Host::connect(address, 1);
     assert_eq!(read(&mut host, 1), Status::SUCCESS);
     assert_eq!(host.report()[1], 1, "one registrant");
@@ -330,14 +340,14 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
 fn write_protection_survives_sigkill() {
     let dir = tempfile::tempdir().unwrap();
     let address = address_of(3);
-    let daemon = Daemon::start(dir.path());
+    let daemon = Daemon::start(dir.path(), address);
     daemon.export(address);
     drop(daemon);
     let write = |host: &mut Host| host.queue.write(1, 0, &[1; 512], 512).cqe.status;
     let protected = Status::NAMESPACE_WRITE_PROTECTED.dnr();
     // Each state is set under one daemon, which is killed, and looked at under the next.
     for (state, next) in [(1_u32, protected), (0, Status::SUCCESS), (2, Status::SUCCESS)] {
-        let daemon = Daemon::start(dir.path());
+        let daemon = Daemon::start(dir.path(), address);
         let mut host = Host::connect(address, 1);
         let set = Sqe {
             opc: admin::SET_FEATURES,
@@ -348,7 +358,7 @@ fn write_protection_survives_sigkill() {
         };
         assert_eq!(host.admin.plain_command(set).cqe.status, Status::SUCCESS, "{state}");
         drop(daemon);
-        let _daemon = Daemon::start(dir.path());
+        let _daemon = Daemon::start(dir.path(), address);
         assert_eq!(write(&mut Host::connect(address, 1)), next, "after {state}");
     }
 }

@@ -152,8 +152,6 @@ fn work(ports: &[&str], more: &[&str]) -> Running {
         "--runtime",
         &runtime,
         "--verify",
-        "-k",
-        "0.5",
         "--quiesce",
         "0.2",
         "-o",
@@ -162,6 +160,9 @@ fn work(ports: &[&str], more: &[&str]) -> Running {
     let paths: Vec<String> = ports[1..].iter().map(|port| format!("127.0.0.1:{port}")).collect();
     for path in &paths {
         arguments.extend(["--path", path]);
+    }
+    if !more.contains(&"-k") {
+        arguments.extend(["-k", "0.5"]);
     }
     arguments.extend(more);
     start(&arguments)

@@ -126,7 +126,7 @@ fn what_spdk_tgt_has_saved_is_served_and_comes_back() {
     assert_round_trip(&read("spdk-tgt-saved.json"), &saved);
     let scheduler = place.call("framework_get_scheduler", Value::Null);
     assert_eq!(scheduler["scheduler_name"], "dynamic", "{scheduler}");
-    assert_eq!(scheduler["in_effect"], "static", "{scheduler}");
+    assert_eq!(scheduler["in_effect"], "dynamic", "{scheduler}");
     let log = served.end(Signal::TERM).stderr;
     let told: Vec<&str> = log.lines().filter(|line| line.contains("kept without effect")).collect();
     assert_eq!(told.len(), 1, "one line for a start: {log}");
