@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const REST: Duration = Duration::from_secs(16);
 /// Virtual time in which a fault in the network must become visible.
 const AFTERMATH: Duration = Duration::from_secs(1);
+/// The same where paths fall silent: a lost answer to Keep Alive shows within two times of 1 s.
+const SILENT_AFTERMATH: Duration = Duration::from_secs(3);
 /// Events after which a run counts as an endless loop.
 const MAX_EVENTS: u64 = 60_000_000;
 /// Cores may be late by this much.
@@ -162,8 +164,10 @@ impl Run {
         // Removed namespaces come back; other planned faults are dropped.
         self.faults.retain(|(_, fault)| matches!(fault, Fault::AddNamespace(_)));
         self.faults.iter_mut().for_each(|(at, _)| *at = 0);
-        // The last faults may become known up to `AFTERMATH` later.
-        let aftermath = self.world.elapsed() + AFTERMATH;
+        // The last faults may become known up to that time later.
+        let known_within =
+            if self.shared.plan.faults.silences > 0 { SILENT_AFTERMATH } else { AFTERMATH };
+        let aftermath = self.world.elapsed() + known_within;
         self.until("the recovery", |run| {
             run.world.elapsed() > aftermath
                 && run.faults.is_empty()

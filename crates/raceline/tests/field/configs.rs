@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 use super::support::{Output, Served, call, run, run_with_input};
 
 /// The sections that keep the settings of parts that are not here.
-const KEPT: [(&str, &str); 11] = [
+const KEPT: [(&str, &str); 10] = [
     ("vmd", "vmd_enable"),
     ("keyring", "keyring_linux_set_options"),
-    ("scheduler", "framework_set_scheduler"),
     ("accel", "ioat_scan_accel_module"),
     ("accel", "dsa_scan_accel_module"),
     ("accel", "mlx5_scan_accel_module"),
