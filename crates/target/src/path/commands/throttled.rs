@@ -133,7 +133,7 @@ impl Commands {
                 left.push_back(held);
                 continue;
             }
-            if let Some(command) = self.slots.resume(held.key) {
+            if let Some(command) = self.resume_throttled(held.key) {
                 self.begin_with_data(cx, core, command, held.device, &[]);
             }
         }
@@ -146,6 +146,12 @@ impl Commands {
         }
     }
 
+    /// The command, if it still waits here: one that began before may have let it go.
+    fn resume_throttled(&mut self, key: SlotKey) -> Option<CommandSlot> {
+        let command = self.slots.resume(key)?;
+        (self.slots.get(key).phase == Phase::Throttled).then_some(command)
+    }
+
     /// The command must not wait any longer: it goes on now, and has reserved what it takes.
     pub(super) fn release_throttled(&mut self, key: SlotKey) {
         self.throttled.waiting.retain(|held| held.key != key);
@@ -154,8 +160,8 @@ impl Commands {
     /// The namespaces or limits of the queue are others: the commands that wait begin anew.
     pub(crate) fn restart_throttled(&mut self, cx: &mut Context<'_>, core: &mut Core) {
         for held in std::mem::take(&mut self.throttled.waiting) {
+            let Some(command) = self.resume_throttled(held.key) else { continue };
             held.refund();
-            let Some(command) = self.slots.resume(held.key) else { continue };
             self.paused.take_if(|paused| *paused == held.key);
             let Some(io) = &self.io else { continue };
             let slot = self.slots.get(held.key);
