@@ -23,6 +23,9 @@ const REST: Duration = Duration::from_secs(16);
 const AFTERMATH: Duration = Duration::from_secs(1);
 /// The same where paths fall silent: a lost answer to Keep Alive shows within two times of 1 s.
 const SILENT_AFTERMATH: Duration = Duration::from_secs(3);
+/// The same where bits are flipped: TermReq has no digest. A host that does not understand it sees no more
+/// than that the target closes, after 30 s.
+const FLIPPED_AFTERMATH: Duration = Duration::from_secs(31);
 /// Events after which a run counts as an endless loop.
 const MAX_EVENTS: u64 = 60_000_000;
 /// Cores may be late by this much.
@@ -165,8 +168,11 @@ impl Run {
         self.faults.retain(|(_, fault)| matches!(fault, Fault::AddNamespace(_)));
         self.faults.iter_mut().for_each(|(at, _)| *at = 0);
         // The last faults may become known up to that time later.
-        let known_within =
-            if self.shared.plan.faults.silences > 0 { SILENT_AFTERMATH } else { AFTERMATH };
+        let known_within = match self.shared.plan.faults {
+            faults if faults.flips_per_million > 0 => FLIPPED_AFTERMATH,
+            faults if faults.silences > 0 => SILENT_AFTERMATH,
+            _ => AFTERMATH,
+        };
         let aftermath = self.world.elapsed() + known_within;
         self.until("the recovery", |run| {
             run.world.elapsed() > aftermath
