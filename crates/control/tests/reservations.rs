@@ -2,59 +2,41 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod killed;
 #[path = "../../target/tests/common/mod.rs"]
 mod raw;
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use raceline_control::manager::{Manager, ManagerConfig};
-use raceline_control::method::Registry;
-use raceline_control::role::Roles;
-use raceline_control::server::{Server, ServerConfig};
-use raceline_control::state::StateJournal;
+use killed::{Daemon, START_TIMEOUT};
+use raceline_control::manager::ManagerConfig;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{CommandId, ControllerId, HostId, HostNqn, Nqn, QueueId, Sqe, Status};
 use raceline_proto::reservation::{Reservations, ReservingHost, parse_reservation, put_report};
 use raw::{RawHost, Wants};
-use serde_json::{Value, json};
+use serde_json::json;
 use zerocopy::IntoBytes as _;
 
 /// Kills of a run.
 const KILLS: u64 = 25;
 /// Hosts that reserve.
 const HOSTS: u8 = 3;
-/// Turns the test `a_daemon_to_be_killed` into a daemon on this directory.
-const CHILD_VARIABLE: &str = "RACELINE_RESERVATIONS_KILL_DIR";
 const NQN: &str = "nqn.2026-01.io.raceline:kept";
-const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Not a test but the daemon of the test below, which starts this program again.
 #[test]
 fn a_daemon_to_be_killed() {
-    let Some(dir) = std::env::var_os(CHILD_VARIABLE).map(PathBuf::from) else { return };
-    let (journal, kept) = StateJournal::open(&dir.join("state")).unwrap();
+    let Some(dir) = killed::directory() else { return };
     let config = ManagerConfig {
-        journal: Box::new(journal),
         reservations: Some(dir.join("state/reservations")),
         protected: Some(dir.join("state/protected")),
         ..ManagerConfig::default()
     };
-    let manager = Arc::new(Manager::new(config, Arc::new(Registry::new())));
-    manager.restore(&kept.catalogue).unwrap();
-    manager.start();
-    manager.restore(&kept.catalogue).unwrap();
-    let config = ServerConfig { path: dir.join("run/rpc.sock"), roles: Roles::default() };
-    let _server = Server::start(config, Arc::clone(&manager)).unwrap();
-    for line in std::io::stdin().lines() {
-        drop(line);
-    }
+    killed::serve(&dir, config, |_, _| ());
 }
 
 /// An address of this test's own: no connection of this machine takes its port while a daemon is down.
@@ -72,64 +54,22 @@ fn wait_until_free(address: SocketAddr) {
     }
 }
 
-struct Daemon {
-    child: Child,
-    socket: PathBuf,
+/// The daemon on this directory, once its address is free.
+fn start(dir: &Path, address: SocketAddr) -> Daemon {
+    wait_until_free(address);
+    Daemon::start(dir)
 }
 
-impl Daemon {
-    fn start(dir: &Path, address: SocketAddr) -> Self {
-        wait_until_free(address);
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_daemon_to_be_killed", "--nocapture"]);
-        command.env(CHILD_VARIABLE, dir).stdin(Stdio::piped()).stdout(Stdio::null());
-        let child = command.spawn().unwrap();
-        let mut daemon = Self { child, socket: dir.join("run/rpc.sock") };
-        let deadline = Instant::now() + START_TIMEOUT;
-        while UnixStream::connect(&daemon.socket).is_err() {
-            assert!(Instant::now() < deadline, "the daemon does not answer");
-            let ended = daemon.child.try_wait().unwrap();
-            assert!(ended.is_none(), "the daemon did not start: {ended:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        daemon
-    }
-
-    fn call(&self, method: &str, params: &Value) -> Value {
-        let stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(START_TIMEOUT)).unwrap();
-        let mut stream = BufReader::new(stream);
-        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-        stream.get_mut().write_all(request.to_string().as_bytes()).unwrap();
-        let mut line = String::new();
-        stream.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    fn ok(&self, method: &str, params: &Value) {
-        let answer = self.call(method, params);
-        assert!(answer.get("error").is_none(), "{method}: {answer}");
-    }
-
-    fn export(&self, address: SocketAddr) {
-        let (ip, port) = (address.ip().to_string(), address.port().to_string());
-        let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ip, "trsvcid": port });
-        let device = json!({ "name": "M", "num_blocks": 2048, "block_size": 512 });
-        self.ok("nvmf_create_transport", &json!({ "trtype": "tcp" }));
-        self.ok("bdev_malloc_create", &device);
-        self.ok("nvmf_create_subsystem", &json!({ "nqn": NQN, "allow_any_host": true }));
-        let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } });
-        self.ok("nvmf_subsystem_add_ns", &namespace);
-        self.ok("nvmf_subsystem_add_listener", &json!({ "nqn": NQN, "listen_address": at }));
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // SIGKILL; the daemon may have ended by itself, which the next start will show.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn export(daemon: &Daemon, address: SocketAddr) {
+    let (ip, port) = (address.ip().to_string(), address.port().to_string());
+    let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ip, "trsvcid": port });
+    let device = json!({ "name": "M", "num_blocks": 2048, "block_size": 512 });
+    daemon.ok("nvmf_create_transport", json!({ "trtype": "tcp" }));
+    daemon.ok("bdev_malloc_create", device);
+    daemon.ok("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true }));
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } });
+    daemon.ok("nvmf_subsystem_add_ns", namespace);
+    daemon.ok("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": at }));
 }
 
 fn who(number: u8) -> ReservingHost {
@@ -261,9 +201,9 @@ fn reservations_that_were_answered_survive_sigkill() {
     let place = Reservations { can_persist: true, ..Reservations::default() };
     let mut known = Known { state: place, coming: None, answered: 0 };
     for round in 0..=KILLS {
-        let daemon = Daemon::start(dir.path(), address);
+        let daemon = start(dir.path(), address);
         if round == 0 {
-            daemon.export(address);
+            export(&daemon, address);
         }
         let mut hosts: Vec<(u8, Host)> =
             (1..=HOSTS).map(|number| (number, Host::connect(address, number))).collect();
@@ -291,8 +231,8 @@ fn reservations_that_were_answered_survive_sigkill() {
 fn a_damaged_file_costs_its_namespace_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let address = address_of(2);
-    let daemon = Daemon::start(dir.path(), address);
-    daemon.export(address);
+    let daemon = start(dir.path(), address);
+    export(&daemon, address);
     let mut host = Host::connect(address, 1);
     let register = Sqe {
         opc: io::RESERVATION_REGISTER,
@@ -307,29 +247,29 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     let text = std::fs::read_to_string(&file).unwrap();
     // Added again under a name of its own, then with a file that is not its own.
     let other = json!({ "name": "N", "num_blocks": 2048, "block_size": 512 });
-    daemon.ok("bdev_malloc_create", &other);
+    daemon.ok("bdev_malloc_create", other);
     let own = dir.path().join("own.json");
     let named =
         |file: &Path| json!({ "nqn": NQN, "namespace": { "bdev_name": "N", "ptpl_file": file } });
-    let answer = daemon.call("nvmf_subsystem_add_ns", &named(&file));
+    let answer = daemon.answer("nvmf_subsystem_add_ns", named(&file));
     assert!(answer["error"].to_string().contains("it is that of namespace"), "{answer}");
-    let answer = daemon.call("nvmf_subsystem_add_ns", &named(&dir.path().join("no/where.json")));
+    let answer = daemon.answer("nvmf_subsystem_add_ns", named(&dir.path().join("no/where.json")));
     assert!(answer["error"].to_string().contains("open the directory"), "{answer}");
-    daemon.ok("nvmf_subsystem_add_ns", &named(&own));
+    daemon.ok("nvmf_subsystem_add_ns", named(&own));
     drop(daemon);
 
     std::fs::write(&file, text.replace("\"rkey\": 5", "\"rkey\": 6")).unwrap();
-    let daemon = Daemon::start(dir.path(), address);
+    let daemon = start(dir.path(), address);
     let mut host = Host::connect(address, 1);
     let read = |host: &mut Host, nsid| host.queue.read(nsid, 0, 1, 512).cqe.status;
     assert_eq!(read(&mut host, 1), Status::INVALID_NAMESPACE.dnr(), "its reservations are lost");
     assert_eq!(read(&mut host, 2), Status::SUCCESS);
-    let listed = daemon.call("nvmf_get_subsystems", &json!({ "nqn": NQN })).to_string();
+    let listed = daemon.answer("nvmf_get_subsystems", json!({ "nqn": NQN })).to_string();
     assert!(listed.contains("is damaged") && listed.contains(file.to_str().unwrap()), "{listed}");
     drop(daemon);
 
     std::fs::write(&file, text).unwrap();
-    let daemon = Daemon::start(dir.path(), address);
+    let daemon = start(dir.path(), address);
     let mut host = Host::connect(address, 1);
     assert_eq!(read(&mut host, 1), Status::SUCCESS);
     assert_eq!(host.report()[1], 1, "one registrant");
@@ -340,14 +280,14 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
 fn write_protection_survives_sigkill() {
     let dir = tempfile::tempdir().unwrap();
     let address = address_of(3);
-    let daemon = Daemon::start(dir.path(), address);
-    daemon.export(address);
+    let daemon = start(dir.path(), address);
+    export(&daemon, address);
     drop(daemon);
     let write = |host: &mut Host| host.queue.write(1, 0, &[1; 512], 512).cqe.status;
     let protected = Status::NAMESPACE_WRITE_PROTECTED.dnr();
     // Each state is set under one daemon, which is killed, and looked at under the next.
     for (state, next) in [(1_u32, protected), (0, Status::SUCCESS), (2, Status::SUCCESS)] {
-        let daemon = Daemon::start(dir.path(), address);
+        let daemon = start(dir.path(), address);
         let mut host = Host::connect(address, 1);
         let set = Sqe {
             opc: admin::SET_FEATURES,
@@ -358,7 +298,7 @@ fn write_protection_survives_sigkill() {
         };
         assert_eq!(host.admin.plain_command(set).cqe.status, Status::SUCCESS, "{state}");
         drop(daemon);
-        let _daemon = Daemon::start(dir.path(), address);
+        let _daemon = start(dir.path(), address);
         assert_eq!(write(&mut Host::connect(address, 1)), next, "after {state}");
     }
 }
