@@ -155,6 +155,9 @@ pub struct JobResult {
     pub write: Latencies,
     /// Commands that were due (open loop) and could not be issued before the end.
     pub missed: u64,
+    /// The longest latency of a command that was under way at the end, and so is not among the latencies
+    /// (closed loop).
+    pub beyond_end: Duration,
     /// Number of commands whose blocks were read and found right.
     pub verified: u64,
     /// Duration of the recording.
@@ -436,6 +439,7 @@ impl QueueJob {
             read: Latencies::new(),
             write: Latencies::new(),
             missed: 0,
+            beyond_end: Duration::ZERO,
             verified: 0,
             measured: Duration::ZERO,
             slices: Vec::new(),
@@ -694,8 +698,12 @@ impl QueueJob {
             None => now_ns >= self.measure_from_ns && now_ns <= self.end_ns,
             Some(_) => since_ns >= self.measure_from_ns && since_ns < self.end_ns,
         };
-        if counts && matches!(self.phase, Phase::Running | Phase::Draining) {
-            let ns = now_ns.saturating_sub(since_ns);
+        let of_workload = matches!(self.phase, Phase::Running | Phase::Draining);
+        let ns = now_ns.saturating_sub(since_ns);
+        if of_workload && !counts && now_ns > self.end_ns {
+            self.result.beyond_end = self.result.beyond_end.max(Duration::from_nanos(ns));
+        }
+        if of_workload && counts {
             let slice = match self.slice_ns {
                 u64::MAX => 0,
                 slice_ns => {

@@ -73,6 +73,9 @@ pub struct JobReport {
     pub write: Side,
     /// Commands that were due (open loop) and were not issued before the end.
     pub missed: u64,
+    /// The longest latency of a command that was under way at the end, and so is not among the latencies
+    /// (closed loop).
+    pub beyond_end: Duration,
     /// Bytes that were read and found right, and the number of reads; `None` if nothing was verified.
     pub verified: Option<Verified>,
     /// The reason of its failure.
@@ -118,6 +121,7 @@ impl JobReport {
         self.write.merge(&other.write);
         self.measured = self.measured.max(other.measured);
         self.missed += other.missed;
+        self.beyond_end = self.beyond_end.max(other.beyond_end);
         if let Some(more) = other.verified {
             let verified = self.verified.get_or_insert_default();
             verified.ios += more.ios;

@@ -171,6 +171,9 @@ pub struct Outcome {
     pub cost: Cost,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
+    /// The longest latency of a command that was under way at the end, and so is not among the latencies
+    /// (closed loop).
+    pub beyond_end: Duration,
     /// Number of commands whose blocks were read and found right.
     pub verified: u64,
     /// The first error.
@@ -206,6 +209,9 @@ pub struct CloneOutcome {
     pub measured: Duration,
     /// Commands that were due and not issued before the end.
     pub missed: u64,
+    /// The longest latency of a command that was under way at the end, and so is not among the latencies
+    /// (closed loop).
+    pub beyond_end: Duration,
     /// Number of commands whose blocks were read and found right.
     pub verified: u64,
     /// The first error.
@@ -351,6 +357,7 @@ impl<'a> Session<'a> {
             loops: stage.loops,
             cost: stage.cost,
             missed: 0,
+            beyond_end: Duration::ZERO,
             verified: 0,
             error: None,
             slices: Vec::new(),
@@ -362,6 +369,7 @@ impl<'a> Session<'a> {
             outcome.write.merge(&clone.write);
             outcome.measured = outcome.measured.max(clone.measured);
             outcome.missed += clone.missed;
+            outcome.beyond_end = outcome.beyond_end.max(clone.beyond_end);
             outcome.verified += clone.verified;
             outcome.error = outcome.error.or(clone.error);
             outcome.late = outcome.late.max(clone.late);
@@ -690,6 +698,7 @@ impl StageConfig {
                 write: Latencies::new(),
                 measured: Duration::ZERO,
                 missed: 0,
+                beyond_end: Duration::ZERO,
                 verified: 0,
                 error: None,
                 slices: Vec::new(),
@@ -707,6 +716,7 @@ impl CloneOutcome {
         self.write.merge(&result.write);
         self.measured = self.measured.max(result.measured);
         self.missed += result.missed;
+        self.beyond_end = self.beyond_end.max(result.beyond_end);
         self.verified += result.verified;
         self.late = self.late.max(result.late);
         merge_slices(&mut self.slices, &result.slices);

@@ -233,6 +233,7 @@ fn stage_report(mode: RwMode, depth: u16, outcome: Outcome) -> StageReport {
         read: Side::new(outcome.read, IO_BYTES),
         write: Side::new(outcome.write, IO_BYTES),
         missed: outcome.missed,
+        beyond_end: outcome.beyond_end,
         verified: None,
         error: None,
     };

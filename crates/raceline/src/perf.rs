@@ -223,6 +223,7 @@ fn job_report(stage: &Stage, clone: CloneOutcome) -> JobReport {
         read: Side::new(clone.read, spec.io_bytes),
         write: Side::new(clone.write, spec.io_bytes),
         missed: clone.missed,
+        beyond_end: clone.beyond_end,
         verified: (spec.verify && error.is_none()).then_some(verified),
         error,
     }

@@ -115,6 +115,21 @@ fn closed_loop_keeps_the_depth_and_measures_after_the_ramp() {
 }
 
 #[test]
+fn a_command_that_outlasts_the_recording_is_not_forgotten() {
+    let beyond = |rate_iops, service_us| {
+        let workload = Workload { rate_iops, ..workload(RwMode::RandRead) };
+        run(workload, 2, service_us).0
+    };
+    // From 0 and 60 ms, until 120 and 180 ms; the recording ends at 110 ms.
+    let result = beyond(None, 60_000);
+    assert_eq!((result.read.count(), result.read.max_ns()), (1, 60_000_000));
+    assert_eq!(result.beyond_end, Duration::from_millis(120));
+    // With a rate, its latency is one of all.
+    let result = beyond(Some(10), 60_000);
+    assert_eq!(result.beyond_end, Duration::ZERO);
+}
+
+#[test]
 fn slices_cut_the_recording_and_have_all_of_it() {
     let start = Instant::now();
     let slice = Some(Duration::from_millis(30));

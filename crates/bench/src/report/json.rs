@@ -53,6 +53,7 @@ struct JobJson<'a> {
     write: SideJson,
     job_runtime: u64,
     missed_ios: u64,
+    beyond_end_ns: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     verified_ios: Option<u64>,
     #[serde(flatten)]
@@ -122,6 +123,7 @@ impl<'a> JobJson<'a> {
             write: side(job, &job.write),
             job_runtime: millis(job.measured),
             missed_ios: job.missed,
+            beyond_end_ns: u64::try_from(job.beyond_end.as_nanos()).unwrap_or(u64::MAX),
             verified_ios: job.verified.map(|verified| verified.ios),
             used: (stage.jobs.len() == 1).then(|| StageJson::new(stage)),
         }

@@ -1,6 +1,7 @@
 //! The report for users.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use super::{
     JobReport, Report, Side, StageReport, Verified, binary_bytes, grouped, latency_text, per_second,
@@ -115,6 +116,17 @@ impl StageReport {
                 out,
                 "late   {} commands were due and not issued in time: the rate is more than the target serves",
                 grouped(missed)
+            );
+        }
+        let recorded =
+            |job: &JobReport| job.read.latencies.max_ns().max(job.write.latencies.max_ns());
+        let recorded = Duration::from_nanos(self.jobs.iter().map(recorded).max().unwrap_or(0));
+        let beyond = self.jobs.iter().map(|job| job.beyond_end).max();
+        if let Some(beyond) = beyond.filter(|&beyond| beyond > recorded) {
+            let _ = writeln!(
+                out,
+                "stuck  a command that was under way at the end took {}, which no figure above shows",
+                latency_text(beyond.as_nanos() as f64)
             );
         }
         let verified = self.jobs.iter().filter_map(|job| job.verified);

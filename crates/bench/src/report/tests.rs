@@ -17,6 +17,7 @@ fn job(name: &str, read: Latencies) -> JobReport {
         read: Side::new(read, 4096),
         write: Side::default(),
         missed: 0,
+        beyond_end: Duration::ZERO,
         verified: None,
         error: None,
     }
@@ -141,6 +142,17 @@ fn the_table_shows_used_sides_only() {
     assert!(table.contains("3.91 MiB in 1,000 reads"), "{table}");
     let width = table.lines().nth(2).unwrap().chars().count();
     assert_eq!(row.chars().count(), width);
+}
+
+#[test]
+fn a_command_that_outlasts_the_run_is_named_if_it_is_the_longest() {
+    let table = |beyond| report(|stage| stage.jobs[0].beyond_end = beyond).to_table();
+    let longest = Duration::from_nanos(ramp().max_ns());
+    assert!(!table(longest).contains("stuck"), "{}", table(longest));
+    let stuck = table(Duration::from_secs(31));
+    assert!(stuck.contains("stuck  a command that was under way at the end took 31.0s"), "{stuck}");
+    let report = report(|stage| stage.jobs[0].beyond_end = Duration::from_secs(31));
+    assert_eq!(json(&report)["jobs"][0]["beyond_end_ns"], 31_000_000_000_u64);
 }
 
 #[test]
