@@ -6,7 +6,7 @@ mod paths;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use raceline_bdev::{Bdev, BdevInfo, Channel};
 use raceline_proto::host::{ControllerInfo, NamespaceInfo};
@@ -24,9 +24,6 @@ pub use paths::RemotePath;
 /// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks for more;
 /// the controller may grant fewer.
 const DEFAULT_CHANNELS: u16 = 64;
-
-/// How long a reset waits until the association is given up, which takes a turn of a thread.
-const RESET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A remote controller. A thread in the background keeps the association alive.
 #[derive(Clone, Debug)]
@@ -157,21 +154,10 @@ impl RemoteController {
         self.remote.admin.get_log(lid, nsid, 0, len)
     }
 
-    /// Gives the association up, and makes a new one without waiting for it. Commands in flight end as when the
-    /// controller is lost.
+    /// Gives the associations of all paths up, and makes new ones without waiting for them. Commands in flight end as
+    /// when the controller is lost.
     pub fn reset(&self) {
-        let state = self.remote.admin.state();
-        let before = state.get().association;
-        let mut version = self.wait_change(0, Duration::ZERO);
-        self.remote.admin.reset(None);
-        let is_up = || {
-            let now = state.get().association;
-            now.zip(before.as_ref()).is_some_and(|(now, before)| now.is(before))
-        };
-        let end = Instant::now() + RESET_TIMEOUT;
-        while is_up() && Instant::now() < end {
-            version = self.wait_change(version, end.saturating_duration_since(Instant::now()));
-        }
+        self.reset_paths(None);
     }
 
     /// Shuts the association down in order and waits until that is done. Channels end with it.

@@ -1,6 +1,7 @@
 //! The paths of a remote controller: what they are, and how they come and go.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::admin_link::LinkPath;
 use crate::config::{Association, HostConfig};
@@ -8,6 +9,9 @@ use crate::error::HostError;
 use crate::multipath::{MultipathConfig, PathCounters, PathId};
 
 use super::{RemoteController, RemoteState};
+
+/// How long a reset waits until the associations are given up, which takes a turn of a thread.
+const RESET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One path to a remote controller's subsystem.
 #[derive(Clone, Debug)]
@@ -92,7 +96,25 @@ impl RemoteController {
 
     /// As [`Self::reset`], of one path.
     pub fn reset_path(&self, path: PathId) {
-        self.remote.admin.reset(Some(path));
+        self.reset_paths(Some(path));
+    }
+
+    /// Resets all paths, or one, and waits until what was up is given up: until then, who asks for the state is told of
+    /// the association that is to go.
+    pub(super) fn reset_paths(&self, only: Option<PathId>) {
+        let state = self.remote.admin.state();
+        let mut before = state.get().paths;
+        before.retain(|path| only.is_none_or(|only| only == path.id));
+        let mut version = self.wait_change(0, Duration::ZERO);
+        self.remote.admin.reset(only);
+        let is_up = || {
+            let now = state.get().paths;
+            before.iter().any(|old| now.iter().any(|new| new.id == old.id && is_same(old, new)))
+        };
+        let end = Instant::now() + RESET_TIMEOUT;
+        while is_up() && Instant::now() < end {
+            version = self.wait_change(version, end.saturating_duration_since(Instant::now()));
+        }
     }
 
     /// Which path commands take.
@@ -129,4 +151,9 @@ impl RemoteController {
     pub fn counts_paths(&self) -> bool {
         self.remote.admin.state().get().routing.counts_paths
     }
+}
+
+/// Whether a path has the association that it had.
+fn is_same(old: &LinkPath, new: &LinkPath) -> bool {
+    old.association.as_ref().zip(new.association.as_ref()).is_some_and(|(old, new)| new.is(old))
 }
