@@ -14,6 +14,8 @@ const BUILD_LIMIT_S: u64 = 900;
 const AT_A_TIME: usize = 2;
 /// The leaks that LeakSanitizer must ignore, with reasons.
 const LEAKS_FILE: &str = "leaks.txt";
+/// Time for one input, in seconds. Each takes milliseconds, but a virtual machine may stand still for longer than 10 s.
+const INPUT_LIMIT_S: u32 = 60;
 /// Memory limit of a fuzz target, in MiB.
 const MEMORY_MIB: u32 = 2048;
 
@@ -103,7 +105,7 @@ fn start(tree: &Tree, fuzz: &Path, name: &str, seconds: u64) -> Result<Task> {
         .args(["+nightly", "fuzz", "run", name])
         .args(folders)
         .args(["--".to_owned(), format!("-max_total_time={seconds}")])
-        .args([format!("-rss_limit_mb={MEMORY_MIB}"), "-timeout=10".to_owned()])
+        .args([format!("-rss_limit_mb={MEMORY_MIB}"), format!("-timeout={INPUT_LIMIT_S}")])
         .args(["-print_final_stats=1"])
         .env("LSAN_OPTIONS", format!("suppressions={}", fuzz.join(LEAKS_FILE).display()))
         .dir(&tree.root)
@@ -112,10 +114,39 @@ fn start(tree: &Tree, fuzz: &Path, name: &str, seconds: u64) -> Result<Task> {
 
 fn judge(ended: &Ended) -> Result<()> {
     if !ended.success() {
-        bail!("{}; to repeat it, see below\n{}", ended.why(), ended.tail(30));
+        let said = what_libfuzzer_said(&ended.output);
+        bail!("{}; {said}; to repeat it, see below\n{}", ended.why(), ended.tail(30));
     }
     let runs =
         ended.output.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
     println!("# {} inputs", runs.unwrap_or("?").trim());
     Ok(())
+}
+
+/// The line that tells most of why a target failed: where it panicked and with what words, or the sanitizer's summary.
+fn what_libfuzzer_said(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().map(str::trim).collect();
+    if let Some(at) = lines.iter().position(|line| line.contains("panicked at ")) {
+        return lines[at..].iter().take(2).copied().collect::<Vec<_>>().join(" ");
+    }
+    let summary = ["SUMMARY: ", "ERROR: "]
+        .iter()
+        .find_map(|word| lines.iter().rev().find(|line| line.contains(word)));
+    summary.copied().unwrap_or("no word of libFuzzer").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::what_libfuzzer_said;
+
+    #[test]
+    fn a_panic_says_more_than_the_summary() {
+        let panic = "#1 NEW\nthread '<unnamed>' (7) panicked at src/tls.rs:9:5:\nit stays failed\nstack\n\
+                     ==7== ERROR: libFuzzer: deadly signal\nSUMMARY: libFuzzer: deadly signal\n";
+        let said = what_libfuzzer_said(panic);
+        assert_eq!(said, "thread '<unnamed>' (7) panicked at src/tls.rs:9:5: it stays failed");
+        let slow = "ALARM: 61 s\n==7== ERROR: libFuzzer: timeout\nSUMMARY: libFuzzer: timeout\n";
+        assert_eq!(what_libfuzzer_said(slow), "SUMMARY: libFuzzer: timeout");
+        assert_eq!(what_libfuzzer_said("killed"), "no word of libFuzzer");
+    }
 }

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+/// Characters of a reason in the table of steps.
+const REASON_MAX: usize = 160;
+
 /// How a step ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -59,7 +62,13 @@ impl Checks {
     /// Notes a check that failed.
     pub(crate) fn not_ok(&mut self, name: &str, why: &str) {
         println!("not ok {name}: {why}");
-        self.failed.push(name.to_owned());
+        // The table at the end has it, too: of a long output, often no more is kept.
+        let first: String = why.lines().next().unwrap_or("").chars().take(REASON_MAX).collect();
+        self.failed.push(if first.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{name} ({first})")
+        });
     }
 
     /// Notes a check that could not run.
@@ -276,6 +285,9 @@ mod tests {
         assert!(!checks.take_line("# ok comment"));
         assert!(checks.all_passed());
         assert!(checks.take_line("not ok three: why: because"));
-        assert_eq!(checks.outcome().unwrap_err().to_string(), "1 of 2 checks: three");
+        assert_eq!(
+            checks.outcome().unwrap_err().to_string(),
+            "1 of 2 checks: three (why: because)"
+        );
     }
 }
