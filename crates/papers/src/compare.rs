@@ -53,6 +53,9 @@ pub fn agreement(rows: &[Row]) -> (f64, usize) {
 /// Two rates of one column differ by at most this part: what was measured at them can be compared.
 const SAME_RATE: f64 = 0.05;
 
+/// Parts of a rate are compared in steps of one over this: a run counts one command more or less at its edges.
+const PART_STEPS: f64 = 200.0;
+
 /// The rate at which commands came in a column, if the run has derived it from a ceiling that it had found out.
 fn derived_rate(record: &Record, x: &str) -> Option<f64> {
     let rate = record.settings.get(&format!("rate_iops/{x}"))?.parse::<f64>().ok()?;
@@ -101,12 +104,15 @@ pub fn rows(a: &Record, b: &Record, metrics: &[&str]) -> Vec<Row> {
         let Some(other) = b.points.iter().find(is_it) else { continue };
         for metric in metrics {
             let (over_a, over_b) = match scale(a, b, &point.x, metric) {
-                Scale::Plain => (1.0, 1.0),
-                Scale::OfRate(rate_a, rate_b) => (rate_a, rate_b),
+                Scale::Plain => (None, None),
+                Scale::OfRate(rate_a, rate_b) => (Some(rate_a), Some(rate_b)),
                 Scale::Different => continue,
             };
-            let estimate = |point, over: f64| {
-                let parts: Vec<f64> = values(point, metric).iter().map(|v| v / over).collect();
+            let estimate = |point, rate: Option<f64>| {
+                let part = |value: f64| {
+                    rate.map_or(value, |rate| (value / rate * PART_STEPS).round() / PART_STEPS)
+                };
+                let parts: Vec<f64> = values(point, metric).into_iter().map(part).collect();
                 median_estimate(&parts)
             };
             if let (Some(a_value), Some(b_value)) =
@@ -231,6 +237,9 @@ mod tests {
         assert_eq!(rows(&a, &b, &metrics)[0].agrees(), Some(true));
         assert_eq!(left_out(&a, &b, &metrics), 1);
         assert_eq!(rows(&a, &paced("2000", 1000.0), &metrics)[0].agrees(), Some(false));
+        // All but one of a thousand; all but ten.
+        let agrees = |iops| rows(&a, &paced("2000", iops), &metrics)[0].agrees();
+        assert_eq!((agrees(1998.0), agrees(1980.0)), (Some(true), Some(false)));
         // Nearly the same rate.
         let b = paced("1040", 1040.0);
         assert_eq!(names(&rows(&a, &b, &metrics)), metrics);

@@ -18,6 +18,11 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_millis(50);
 const BLOCK_BYTES: u32 = 512;
+/// The largest command, as Raceline's target has it.
+const MAX_IO_BYTES: u32 = 1 << 20;
+/// What helps when DPDK finds no memory.
+const HUGE_PAGES_HINT: &str =
+    ". SPDK's target needs huge pages: reserve 2 GiB of them by sysctl vm.nr_hugepages=1024";
 /// Lines of the target's output in an error.
 const TAIL_LINES: usize = 5;
 
@@ -90,7 +95,8 @@ impl Spdk {
         if lines.is_empty() {
             return String::new();
         }
-        format!(": {}", lines.into_iter().rev().collect::<Vec<_>>().join(" / "))
+        let lines = lines.into_iter().rev().collect::<Vec<_>>().join(" / ");
+        format!(": {lines}{}", if lines.contains("hugepage") { HUGE_PAGES_HINT } else { "" })
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
@@ -112,6 +118,7 @@ fn configuration(address: SocketAddr, memory_mib: u32) -> Value {
         "trtype": "TCP", "adrfam": family,
         "traddr": address.ip().to_string(), "trsvcid": address.port().to_string(),
     });
+    let transport = json!({"trtype": "TCP", "max_queue_depth": 256, "max_io_size": MAX_IO_BYTES});
     let memory = json!({"name": "Memory", "num_blocks": blocks, "block_size": BLOCK_BYTES});
     let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "PAPERS"});
     let namespace = json!({"nqn": NQN, "namespace": {"nsid": 1, "bdev_name": "Memory"}});
@@ -121,7 +128,7 @@ fn configuration(address: SocketAddr, memory_mib: u32) -> Value {
             call("bdev_malloc_create", memory),
         ]},
         {"subsystem": "nvmf", "config": [
-            call("nvmf_create_transport", json!({"trtype": "TCP", "max_queue_depth": 256})),
+            call("nvmf_create_transport", transport),
             call("nvmf_create_subsystem", subsystem),
             call("nvmf_subsystem_add_ns", namespace),
             call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": listen})),
@@ -172,8 +179,10 @@ impl Subject for Spdk {
 
 impl Drop for Spdk {
     fn drop(&mut self) {
-        self.wake();
-        self.signal(rustix::process::Signal::TERM);
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.wake();
+            self.signal(rustix::process::Signal::TERM);
+        }
         let end = Instant::now() + END_LIMIT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(NAP);
@@ -198,5 +207,7 @@ mod tests {
         assert_eq!(bdev["num_blocks"], 131_072);
         let listen = &value["subsystems"][1]["config"][3]["params"]["listen_address"];
         assert_eq!((&listen["traddr"], &listen["trsvcid"]), (&"127.0.0.1".into(), &"4420".into()));
+        let transport = &value["subsystems"][1]["config"][0]["params"];
+        assert_eq!(transport["max_io_size"], 1_048_576, "experiments have commands of 256 KiB");
     }
 }

@@ -75,12 +75,13 @@ impl ColumnRun<'_> {
                     started.push(series);
                 }
                 Err(why) => {
-                    let what = format!("series {}, column {}", point.series.id, self.column.id);
+                    let what = self.place(point);
                     journal.missing(&what, &why, self.options.timing.blocks as usize);
                 }
             }
             self.check_stop()?;
         }
+        let mut started = self.without_refused(started, journal)?;
         let rate = self.rate(&started, journal)?;
         let blocks = self.blocks(&mut started, rate, journal);
         for series in started {
@@ -93,6 +94,47 @@ impl ColumnRun<'_> {
             }
         }
         blocks
+    }
+
+    /// Leaves out the targets of other projects that do not take the connections or commands of their series, and notes
+    /// why. They say nothing about the other series.
+    fn without_refused<'a>(
+        &self,
+        started: Vec<Started<'a>>,
+        journal: &mut Journal<'_>,
+    ) -> Result<Vec<Started<'a>>, RunError> {
+        let mut taken = Vec::with_capacity(started.len());
+        for series in started {
+            let kind = series.point.settings.subject;
+            let tried = if matches!(kind, SubjectKind::Spdk | SubjectKind::Nvmet) {
+                self.try_connection(&series)
+            } else {
+                Ok(())
+            };
+            match tried {
+                Ok(()) => taken.push(series),
+                Err(RunError::Failed(why)) => {
+                    let place = self.place(series.point);
+                    let why = why.strip_prefix(&format!("{place}: ")).unwrap_or(&why);
+                    journal.missing(&place, why, self.options.timing.blocks as usize);
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Makes the connections of a series and ends them.
+    fn try_connection(&self, series: &Started<'_>) -> Result<(), RunError> {
+        let mut watch = |_: Progress| !(self.options.stop)();
+        let session = self.connect(series, None, &mut watch)?;
+        if let Means::Remote(subject) = &series.means {
+            // A target that is stopped could not end its connections.
+            subject.wake();
+            drop(session);
+            subject.sleep();
+        }
+        Ok(())
     }
 
     fn start<'a>(&self, point: &'a Point<'a>) -> Result<Started<'a>, String> {
@@ -415,10 +457,12 @@ impl ColumnRun<'_> {
         if (self.options.stop)() {
             return RunError::Stopped;
         }
-        RunError::Failed(format!(
-            "series {}, column {}: {why}",
-            series.point.series.id, self.column.id
-        ))
+        RunError::Failed(format!("{}: {why}", self.place(series.point)))
+    }
+
+    /// Which series and column it is, in messages.
+    fn place(&self, point: &Point<'_>) -> String {
+        format!("series {}, column {}", point.series.id, self.column.id)
     }
 
     fn check_stop(&self) -> Result<(), RunError> {
