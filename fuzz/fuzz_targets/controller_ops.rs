@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
-    Action, AdminOutcome, Ana, Association, Channel, ConnectRequest, Controller, Facts, HostAccess,
-    IoCommand, IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS, MAX_EVENT_REQUESTS, MAX_NSID,
-    Namespace, Pool, Security, Subsystem, TargetSnapshot, Visibility, check_copy, connect_transfer,
-    find_subsystem, parse_connect, parse_io, parse_ranges,
+    Action, AdminOutcome, Ana, Association, Channel, ConnectRequest, Controller, CopyCommand,
+    Facts, HostAccess, IoCommand, IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS,
+    MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Security, Subsystem, TargetSnapshot, Visibility,
+    connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
@@ -20,7 +20,7 @@ use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::property::{CC, Configuration, PropertyAccess};
 use raceline_proto::nvme::reservation::{NoticeKind, ReservationType};
 use raceline_proto::nvme::{
-    ControllerId, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
+    ControllerId, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
 };
 use raceline_proto::reservation::{Held, Registrant, Reservations, parse_reservation, put_report};
 use zerocopy::{FromBytes, IntoBytes};
@@ -53,6 +53,8 @@ fn namespace(nsid: u32, seed: u8) -> Namespace {
         protection: WriteProtection::from_wire(u32::from(seed >> 3 & 3)).unwrap_or_default(),
         deallocate: seed & 16 != 0,
         deallocate_zeroes: seed & 32 != 0,
+        knows_holes: seed & 64 != 0,
+        uncorrectable: seed & 128 != 0,
         ana_group: if seed & 16 == 0 { nsid } else { 1 },
     }
 }
@@ -153,6 +155,11 @@ impl Driver {
         let outcome = self.controller.handle_admin(self.now, sqe, &data, &mut reply, &facts);
         match outcome {
             AdminOutcome::Held => self.held += 1,
+            AdminOutcome::LbaStatus(query) => {
+                let blocks = query.blocks.clone();
+                assert!(blocks.start < blocks.end);
+                query.put(&[blocks.clone(), blocks], &mut reply);
+            }
             AdminOutcome::CrossReset(instance) => {
                 self.controller.cross_reset_begun(instance);
                 self.resetting.push(instance);
@@ -181,8 +188,17 @@ impl Driver {
         };
         assert!(transfer.len <= subsystem.limits.max_io_bytes);
         let namespace = &subsystem.namespaces[command.namespace()];
-        if let IoCommand::Copy { sdlba, ranges, .. } = command {
-            let _ = check_copy(data, ranges, sdlba, namespace);
+        if let IoCommand::Copy { sdlba, ranges, across, fua, .. } = command {
+            let copy = CopyCommand { sdlba, ranges, across, fua };
+            let source = |nsid| {
+                let found = subsystem.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+                found.ok_or(Status::INVALID_NAMESPACE.dnr())
+            };
+            if copy.check(data, namespace, source).is_ok() {
+                let sources = (0..copy.ranges).filter_map(|place| copy.source(data, place));
+                let total: u64 = sources.map(|source| u64::from(source.block_count)).sum();
+                assert!(copy.sdlba + total <= namespace.block_count);
+            }
         }
         for (slba, count) in parse_ranges(data, 256, namespace).flatten() {
             assert!(slba + u64::from(count) <= namespace.block_count);

@@ -47,7 +47,7 @@ impl Delays {
 /// Why a text is not a delay.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a delay: write delay=MICROSECONDS, or delay=OP:MICROSECONDS[+OP:...] with read, write, flush, zeroes, deallocate"
+    "`{0}` is not a delay: write delay=MICROSECONDS, or delay=OP:MICROSECONDS[+OP:...] with read, write, flush, zeroes, deallocate, copy, find, uncorrectable"
 )]
 pub struct DelayError(String);
 

@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) release: AtomicBool,
     /// FALLOC_FL_ZERO_RANGE works, as far as is known.
     pub(crate) zero_range: AtomicBool,
+    /// copy_file_range(2) works, as far as is known.
+    pub(crate) copies: AtomicBool,
     /// Through the page cache.
     buffered: bool,
     /// Said that the file has become shorter.
@@ -66,6 +68,7 @@ impl DiskBdev {
             punch_hole: AtomicBool::new(info.deallocate),
             release: AtomicBool::new(false),
             zero_range: AtomicBool::new(true),
+            copies: AtomicBool::new(info.copies),
             buffered,
             reported_end: AtomicBool::new(false),
             reported_gone: AtomicBool::new(false),

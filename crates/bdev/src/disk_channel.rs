@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use raceline_reactor::io::{AllocateMode, FileId};
+use raceline_reactor::io::{AllocateMode, FileCall, FileId};
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SharedBuf, Token};
 
 use crate::disk::Shared;
+use crate::extent::{Sought, encode};
 use crate::fault::Era;
 use crate::slots::{Key, Slots};
 use crate::{BdevError, Channel, Done, Op, Request};
@@ -49,6 +50,8 @@ enum Operation {
     Write(Writing),
     Sync(Era),
     Zero(Zeroing),
+    Copy { tag: u64, durable: bool },
+    Find { tag: u64 },
 }
 
 /// A write in flight.
@@ -288,6 +291,59 @@ impl DiskChannel {
         done.push(finished(zeroing.tag, Err(error)));
     }
 
+    fn start_copy(
+        &mut self,
+        cx: &mut Context<'_>,
+        tag: u64,
+        (from, to, len): (u64, u64, u64),
+        durable: bool,
+    ) {
+        let token = self.token(Operation::Copy { tag, durable });
+        cx.io.call_file(self.file, Box::new(FileCall::Copy { from, to, len }), token);
+    }
+
+    fn handle_copied(
+        &mut self,
+        cx: &mut Context<'_>,
+        (tag, durable): (u64, bool),
+        result: io::Result<()>,
+        done: &mut Vec<Done>,
+    ) {
+        let error = match result {
+            Ok(()) if durable => return self.join_sync(cx, tag, done),
+            Ok(()) => return done.push(finished(tag, Ok(()))),
+            Err(error) => error,
+        };
+        if error.kind() == io::ErrorKind::Unsupported {
+            self.shared.copies.store(false, Ordering::Relaxed);
+            tracing::info!(
+                "{}: its file system does not copy within a file; Copy reads and writes",
+                self.shared.info.name
+            );
+        }
+        // What reads and writes instead learns which of the two fails.
+        let error = match self.shared.device_error(&error, BdevError::NotSupported) {
+            error @ (BdevError::NoSpace | BdevError::Gone | BdevError::ReadOnly) => error,
+            _ => BdevError::NotSupported,
+        };
+        done.push(finished(tag, Err(error)));
+    }
+
+    fn handle_found(
+        &mut self,
+        tag: u64,
+        result: io::Result<()>,
+        call: FileCall,
+        done: &mut Vec<Done>,
+    ) {
+        let result = result.map_err(|error| self.shared.device_error(&error, BdevError::ReadFault));
+        let payload = match call {
+            FileCall::FindData { found, .. } => Some(encode(&found)),
+            FileCall::Copy { .. } => None,
+        };
+        done.push(Done { tag, result, payload });
+    }
+
     fn handle_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -349,10 +405,12 @@ impl Channel for DiskChannel {
             }
             Op::Flush if read_only => done.push(finished(tag, Ok(()))),
             Op::Flush => self.join_sync(cx, tag, done),
-            Op::WriteZeroes { .. } | Op::Deallocate { .. } if read_only => {
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } | Op::Copy { .. } if read_only => {
                 done.push(finished(tag, Err(BdevError::ReadOnly)));
             }
-            Op::WriteZeroes { fua: true, .. } if self.shared.fault.is_set() => {
+            Op::WriteZeroes { fua: true, .. } | Op::Copy { fua: true, .. }
+                if self.shared.fault.is_set() =>
+            {
                 done.push(finished(tag, Err(BdevError::WriteFault)));
             }
             Op::WriteZeroes { offset, len, deallocate, fua } => {
@@ -369,6 +427,20 @@ impl Channel for DiskChannel {
                     self.continue_zeroing(cx, zeroing, done);
                 }
             },
+            Op::Copy { from, to, len, fua } if self.shared.copies.load(Ordering::Relaxed) => {
+                self.start_copy(cx, tag, (from, to, len), fua);
+            }
+            Op::Find { sought: Sought::Data, offset, len, most }
+                if self.shared.info.knows_holes =>
+            {
+                let token = self.token(Operation::Find { tag });
+                let call =
+                    FileCall::FindData { range: offset..offset + len, most, found: Vec::new() };
+                cx.io.call_file(self.file, Box::new(call), token);
+            }
+            Op::Copy { .. } | Op::Find { .. } | Op::WriteUncorrectable { .. } => {
+                done.push(finished(tag, Err(BdevError::NotSupported)));
+            }
         }
     }
 
@@ -395,6 +467,12 @@ impl Channel for DiskChannel {
             }
             (Operation::Zero(zeroing), Outcome::Synced(result) | Outcome::Written(result, _)) => {
                 self.handle_zeroed(cx, zeroing, result, done);
+            }
+            (Operation::Copy { tag, durable }, Outcome::Called(result, _)) => {
+                self.handle_copied(cx, (tag, durable), result, done);
+            }
+            (Operation::Find { tag }, Outcome::Called(result, call)) => {
+                self.handle_found(tag, result, *call, done);
             }
             (operation, outcome) => unreachable!("{operation:?} completed as {outcome:?}"),
         }

@@ -19,7 +19,7 @@ use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
 pub struct ErrorRule {
     /// The kind of request; `None` is any.
     pub op: Option<OpKind>,
-    /// Only requests that touch one of these blocks (a flush touches none).
+    /// Only requests that touch one of these blocks (a flush touches none, a copy what it reads and writes).
     pub blocks: Option<RangeInclusive<u64>>,
     /// The number of matching requests of which one fails, over all channels; 1: every one fails.
     pub every: NonZeroU64,
@@ -181,16 +181,15 @@ impl ErrorChannel {
             self.rules = Arc::clone(&rules);
         }
         let kind = OpKind::of(op);
-        let blocks = touched_blocks(op, self.block_size);
+        let [blocks, written] = touched_blocks(op, self.block_size);
         let rule = self.rules.iter().find_map(|Counted { rule, matched }| {
             let kind_matches = rule.op.is_none_or(|op| op == kind);
-            let blocks_match = match (&rule.blocks, &blocks) {
-                (None, _) => true,
-                (Some(_), None) => false,
-                (Some(rule), Some(touched)) => {
-                    rule.start() <= touched.end() && touched.start() <= rule.end()
-                }
+            let touches = |rule: &RangeInclusive<u64>| {
+                let mut touched = [&blocks, &written].into_iter().flatten();
+                touched
+                    .any(|touched| rule.start() <= touched.end() && touched.start() <= rule.end())
             };
+            let blocks_match = rule.blocks.as_ref().is_none_or(touches);
             let hit = kind_matches
                 && blocks_match
                 && (matched.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(rule.every.get());
@@ -198,22 +197,28 @@ impl ErrorChannel {
         })?;
         self.switch.failed.fetch_add(1, Ordering::Relaxed);
         Some(rule.error.unwrap_or(match kind {
-            OpKind::Read => BdevError::ReadFault,
+            OpKind::Read | OpKind::Find => BdevError::ReadFault,
             _ => BdevError::WriteFault,
         }))
     }
 }
 
-/// The blocks that a request touches, if any.
-fn touched_blocks(op: &Op, block_size: u64) -> Option<RangeInclusive<u64>> {
-    let (offset, len) = match *op {
-        Op::Flush => return None,
-        Op::Read { offset, len, .. } => (offset, len as u64),
-        Op::Write { offset, ref data, .. } => (offset, data.len() as u64),
-        Op::WriteZeroes { offset, len, .. } | Op::Deallocate { offset, len } => (offset, len),
+/// The blocks that a request touches, if any; of a copy, those that it reads and those that it writes.
+fn touched_blocks(op: &Op, block_size: u64) -> [Option<RangeInclusive<u64>>; 2] {
+    let blocks = |offset: u64, len: u64| {
+        let last = offset.saturating_add(len).checked_sub(1)?;
+        (len > 0).then(|| offset / block_size..=last / block_size)
     };
-    let last = offset.saturating_add(len).checked_sub(1)?;
-    (len > 0).then(|| offset / block_size..=last / block_size)
+    match *op {
+        Op::Flush => [None, None],
+        Op::Read { offset, len, .. } => [blocks(offset, len as u64), None],
+        Op::Write { offset, ref data, .. } => [blocks(offset, data.len() as u64), None],
+        Op::WriteZeroes { offset, len, .. }
+        | Op::Deallocate { offset, len }
+        | Op::Find { offset, len, .. }
+        | Op::WriteUncorrectable { offset, len } => [blocks(offset, len), None],
+        Op::Copy { from, to, len, .. } => [blocks(from, len), blocks(to, len)],
+    }
 }
 
 impl Channel for ErrorChannel {

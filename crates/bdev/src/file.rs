@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::claim::{Claim, Held, Object, lock_file, object_of};
 use crate::disk::DiskBdev;
 use crate::open::{choose_block_size, new_info, open_failed};
-use crate::probe::{DirectIo, direct_alignment, file_system, punches_holes};
+use crate::probe::{DirectIo, direct_alignment, file_system, knows_holes, punches_holes};
 use crate::{BdevInfo, ByteSize, DeviceSpec, Identity, OpenError};
 
 /// The mode of files created here: namespace data is for this user only.
@@ -114,6 +114,9 @@ fn describe(
         volatile_write_cache: true,
         deallocate: punches,
         deallocate_zeroes: punches,
+        // A file system says only when asked what it can copy.
+        copies: !spec.read_only,
+        knows_holes: knows_holes(file),
         ..new_info(spec, name, block_size, block_count, identity.of_file(canonical))
     }
 }

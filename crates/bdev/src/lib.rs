@@ -20,6 +20,7 @@ mod disk;
 mod disk_channel;
 mod drive;
 mod error;
+mod extent;
 mod fault;
 mod file;
 mod histogram;
@@ -37,6 +38,7 @@ mod size;
 mod slots;
 mod spec;
 mod stats;
+mod uncorrectable;
 mod wrap;
 
 use std::sync::Arc;
@@ -48,6 +50,7 @@ pub use confined::confine_to;
 pub use delay::{DelayBdev, DelayControl, DelayError, Delays, Latency};
 pub use drive::{Drive, DriveError, DriveNamespace, Drives, IoPath, PciAddress, PciAddressError};
 pub use error::{ErrorBdev, ErrorControl, ErrorRule, RuleError};
+pub use extent::{Sought, found_parts};
 pub use histogram::{DEFAULT_GRANULARITY, Histogram, HistogramShape};
 pub use identity::Identity;
 pub use inject::{InjectBdev, InjectControl, Injected, Injection};
@@ -60,6 +63,7 @@ pub use ram::RamBdev;
 pub use size::{ByteSize, SizeError};
 pub use spec::{Backing, BlockSize, DeviceSpec, SpecError, SpecProblem};
 pub use stats::{DeviceStats, IoTotals, KindTotals, Meter};
+pub use uncorrectable::UncorrectableBdev;
 pub use wrap::{MAX_WRAPPER_LEVELS, WRAPPER_INDEX};
 
 /// What a device is and can do. Only its size changes while it is open ([`Bdev::rescan`]).
@@ -85,6 +89,12 @@ pub struct BdevInfo {
     pub deallocate: bool,
     /// Deallocated blocks are known to read zeroes.
     pub deallocate_zeroes: bool,
+    /// [`Op::Copy`] may work: a device says only when asked whether it can copy a range.
+    pub copies: bool,
+    /// [`Op::Find`] finds [`Sought::Data`].
+    pub knows_holes: bool,
+    /// [`Op::WriteUncorrectable`] works, and [`Op::Find`] finds [`Sought::Uncorrectable`].
+    pub uncorrectable: bool,
     /// Reads need no buffer: the device gives its own memory as payload.
     pub reads_in_place: bool,
     /// Reads into a buffer and writes are copies that the submitting core makes itself.
@@ -138,6 +148,36 @@ pub enum Op {
         /// How many bytes.
         len: u64,
     },
+    /// Copies a range to another place of the device; the ranges do not overlap. `NotSupported` where the device
+    /// cannot: then nothing says what the target range holds, and the caller reads and writes.
+    Copy {
+        /// First byte that is read.
+        from: u64,
+        /// First byte that is written.
+        to: u64,
+        /// How many bytes.
+        len: u64,
+        /// On stable media before it completes.
+        fua: bool,
+    },
+    /// Looks which parts of a range are what is sought; [`found_parts`] reads them from [`Done::payload`].
+    Find {
+        /// What is sought.
+        sought: Sought,
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+        /// Ends when it has found this many parts.
+        most: usize,
+    },
+    /// Makes a range unreadable until it is written again.
+    WriteUncorrectable {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
 }
 
 impl Op {
@@ -147,8 +187,11 @@ impl Op {
         match *self {
             Self::Read { len, .. } => len as u64,
             Self::Write { ref data, .. } => data.len() as u64,
-            Self::WriteZeroes { len, .. } | Self::Deallocate { len, .. } => len,
-            Self::Flush => 0,
+            Self::WriteZeroes { len, .. }
+            | Self::Deallocate { len, .. }
+            | Self::Copy { len, .. }
+            | Self::WriteUncorrectable { len, .. } => len,
+            Self::Flush | Self::Find { .. } => 0,
         }
     }
 }

@@ -22,6 +22,7 @@ impl NullBdev {
             deallocate: !info.read_only,
             deallocate_zeroes: !info.read_only,
             reads_in_place: true,
+            copies: !info.read_only,
             ..info
         };
         Self { block_count: AtomicU64::new(info.block_count), info }
@@ -81,7 +82,8 @@ impl Channel for NullChannel {
                 (written, Some(Payload::Shared(data, 0..len)))
             }
             Op::Flush => (Ok(()), None),
-            Op::WriteZeroes { .. } | Op::Deallocate { .. } => (written, None),
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } | Op::Copy { .. } => (written, None),
+            Op::Find { .. } | Op::WriteUncorrectable { .. } => (Err(BdevError::NotSupported), None),
         };
         done.push(Done { tag: request.tag, result, payload });
     }

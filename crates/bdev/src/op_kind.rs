@@ -17,12 +17,26 @@ pub enum OpKind {
     WriteZeroes,
     /// [`Op::Deallocate`].
     Deallocate,
+    /// [`Op::Copy`].
+    Copy,
+    /// [`Op::Find`].
+    Find,
+    /// [`Op::WriteUncorrectable`].
+    WriteUncorrectable,
 }
 
 impl OpKind {
     /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 5] =
-        [Self::Read, Self::Write, Self::Flush, Self::WriteZeroes, Self::Deallocate];
+    pub const ALL: [Self; 8] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::WriteZeroes,
+        Self::Deallocate,
+        Self::Copy,
+        Self::Find,
+        Self::WriteUncorrectable,
+    ];
 
     /// The kind of a request.
     #[must_use]
@@ -33,6 +47,9 @@ impl OpKind {
             Op::Flush => Self::Flush,
             Op::WriteZeroes { .. } => Self::WriteZeroes,
             Op::Deallocate { .. } => Self::Deallocate,
+            Op::Copy { .. } => Self::Copy,
+            Op::Find { .. } => Self::Find,
+            Op::WriteUncorrectable { .. } => Self::WriteUncorrectable,
         }
     }
 
@@ -45,6 +62,9 @@ impl OpKind {
             Self::Flush => "flush",
             Self::WriteZeroes => "zeroes",
             Self::Deallocate => "deallocate",
+            Self::Copy => "copy",
+            Self::Find => "find",
+            Self::WriteUncorrectable => "uncorrectable",
         }
     }
 

@@ -12,7 +12,7 @@ use crate::limits::Promise;
 use crate::ram::PAGE_BYTES;
 use crate::{
     Backing, BdevInfo, BlockSize, ByteSize, DelayBdev, DeviceSpec, ErrorBdev, Identity, NullBdev,
-    RamBdev, SharedBdev, block, confined, file,
+    RamBdev, SharedBdev, UncorrectableBdev, block, confined, file,
 };
 
 /// Why a device could not be opened; one line with what to do.
@@ -188,6 +188,9 @@ pub fn open(spec: &DeviceSpec, identity: &Identity) -> Result<SharedBdev, OpenEr
             }
         }
     };
+    if spec.uncorrectable {
+        device = Arc::new(UncorrectableBdev::new(device));
+    }
     if !spec.errors.is_empty() {
         let (wrapped, _) = ErrorBdev::new(device, spec.errors.clone());
         device = Arc::new(wrapped);
@@ -261,6 +264,9 @@ pub(crate) fn new_info(
         read_only: spec.read_only,
         deallocate: false,
         deallocate_zeroes: false,
+        copies: false,
+        knows_holes: false,
+        uncorrectable: false,
         reads_in_place: false,
         copies_data: false,
         numa_node: None,

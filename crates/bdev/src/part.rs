@@ -4,6 +4,7 @@ use std::io;
 
 use raceline_reactor::{Completion, Context, Payload};
 
+use crate::extent::moved_down;
 use crate::wrap::{open_base, pass_to_base};
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request, SharedBdev};
 
@@ -50,6 +51,7 @@ impl Bdev for PartBdev {
         Ok(Box::new(PartChannel {
             inner: open_base(&*self.base, cx, owner)?,
             start: first_block * block_size,
+            finding: Vec::new(),
         }))
     }
 
@@ -64,6 +66,23 @@ struct PartChannel {
     inner: Box<dyn Channel>,
     /// Where the part begins, in bytes.
     start: u64,
+    /// Requests under way whose answers have places of the base.
+    finding: Vec<u64>,
+}
+
+impl PartChannel {
+    /// Gives the answers since `first` the places of this device.
+    fn move_down(&mut self, first: usize, done: &mut [Done]) {
+        if self.finding.is_empty() {
+            return;
+        }
+        for done in &mut done[first..] {
+            if let Some(i) = self.finding.iter().position(|tag| *tag == done.tag) {
+                self.finding.swap_remove(i);
+                done.payload = Some(moved_down(done.payload.as_ref(), self.start));
+            }
+        }
+    }
 }
 
 impl Channel for PartChannel {
@@ -72,10 +91,21 @@ impl Channel for PartChannel {
             Op::Read { offset, .. }
             | Op::Write { offset, .. }
             | Op::WriteZeroes { offset, .. }
-            | Op::Deallocate { offset, .. } => *offset += self.start,
+            | Op::Deallocate { offset, .. }
+            | Op::WriteUncorrectable { offset, .. } => *offset += self.start,
+            Op::Copy { from, to, .. } => {
+                *from += self.start;
+                *to += self.start;
+            }
+            Op::Find { offset, .. } => {
+                *offset += self.start;
+                self.finding.push(request.tag);
+            }
             Op::Flush => {}
         }
+        let first = done.len();
         self.inner.submit(cx, request, done);
+        self.move_down(first, done);
     }
 
     fn reads_now(&self) -> bool {
@@ -104,11 +134,15 @@ impl Channel for PartChannel {
         completion: Completion,
         done: &mut Vec<Done>,
     ) {
+        let first = done.len();
         self.inner.handle_completion(cx, completion, done);
+        self.move_down(first, done);
     }
 
     fn flush(&mut self, cx: &mut Context<'_>, done: &mut Vec<Done>) {
+        let first = done.len();
         self.inner.flush(cx, done);
+        self.move_down(first, done);
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {

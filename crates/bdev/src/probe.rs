@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxFlags, major, minor};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, SeekFrom, StatxFlags, major, minor};
 
 /// I/O buffers start at multiples of this; direct I/O that wants more cannot be served.
 const BUFFER_ALIGNMENT: usize = raceline_reactor::buffer::BUFFER_ALIGNMENT;
@@ -54,6 +54,11 @@ pub(crate) fn direct_alignment(file: &File) -> io::Result<DirectIo> {
 pub(crate) fn punches_holes(file: &File, len: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(file, mode, len.next_multiple_of(1 << 20), 1 << 20).is_ok()
+}
+
+/// True if the file system tells where holes are.
+pub(crate) fn knows_holes(file: &File) -> bool {
+    rustix::fs::seek(file, SeekFrom::Hole(0)).is_ok()
 }
 
 /// The properties of a block device that sysfs tells.

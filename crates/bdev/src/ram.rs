@@ -14,10 +14,14 @@ use raceline_reactor::{Completion, Context, Region, RegionHandle, Token};
 use crate::limits::Promise;
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
 
-/// Bytes that are zeroed or given back in one turn of the loop; the rest waits for the next turn, so that a
+/// Bytes that are zeroed, given back or copied in one turn of the loop; the rest waits for the next turn, so that a
 /// command over the whole device does not hold up the other connections. Clearing them takes about half a
 /// millisecond.
-const ZERO_BYTES_PER_TURN: u64 = 4 << 20;
+const BYTES_PER_TURN: u64 = 4 << 20;
+
+/// Bytes that a copy within the device makes at once; a longer one waits for the next turn. A Copy of many ranges
+/// lets the other connections work between two of them.
+const COPY_BYTES_AT_ONCE: u64 = 128 << 10;
 
 /// Bytes that are allocated at a time in the background.
 const POPULATE_BYTES_PER_STEP: u64 = 16 << 20;
@@ -52,6 +56,7 @@ impl RamBdev {
             deallocate_zeroes: !info.read_only,
             reads_in_place: true,
             copies_data: true,
+            copies: !info.read_only,
             ..info
         };
         Ok(Self { region, info, _promise: promise })
@@ -76,6 +81,9 @@ impl RamBdev {
             read_only: false,
             deallocate: true,
             deallocate_zeroes: true,
+            copies: true,
+            knows_holes: false,
+            uncorrectable: false,
             reads_in_place: true,
             copies_data: true,
             numa_node: None,
@@ -142,7 +150,7 @@ impl Bdev for RamBdev {
             region: RegionHandle::new(Arc::clone(&self.region)),
             read_only: self.info.read_only,
             owner,
-            zeroing: VecDeque::new(),
+            tasks: VecDeque::new(),
         }))
     }
 }
@@ -152,15 +160,25 @@ struct RamChannel {
     read_only: bool,
     owner: u16,
     /// Long ranges in progress, one step per turn, in order.
-    zeroing: VecDeque<Zeroing>,
+    tasks: VecDeque<Task>,
 }
 
-/// The rest of a range to be zeroed or given back.
-struct Zeroing {
+/// The rest of a range to be changed.
+struct Task {
     tag: u64,
     offset: u64,
     len: u64,
-    discard: bool,
+    kind: TaskKind,
+}
+
+enum TaskKind {
+    Zero,
+    /// Zero, and give the memory back.
+    Discard,
+    /// Copy what begins here.
+    Copy {
+        from: u64,
+    },
 }
 
 impl RamChannel {
@@ -178,27 +196,31 @@ impl RamChannel {
         if self.read_only { Err(BdevError::ReadOnly) } else { Ok(()) }
     }
 
-    /// Zeroes now what fits one turn; gives true when all of it is done.
-    fn step(&self, job: &mut Zeroing) -> bool {
-        let len = job.len.min(ZERO_BYTES_PER_TURN);
-        if job.discard {
-            self.region.discard(job.offset, len);
-        } else {
-            self.region.fill_zero(job.offset, len);
+    /// Does now what fits one turn; gives true when all of it is done.
+    fn step(&self, task: &mut Task) -> bool {
+        let len = task.len.min(BYTES_PER_TURN);
+        match &mut task.kind {
+            TaskKind::Zero => self.region.fill_zero(task.offset, len),
+            TaskKind::Discard => self.region.discard(task.offset, len),
+            TaskKind::Copy { from } => {
+                self.region.copy_within(*from, task.offset, len);
+                *from += len;
+            }
         }
-        job.offset += len;
-        job.len -= len;
-        job.len == 0
+        task.offset += len;
+        task.len -= len;
+        task.len == 0
     }
 
-    fn zero(&mut self, cx: &mut Context<'_>, mut job: Zeroing, done: &mut Vec<Done>) {
-        if self.zeroing.is_empty() && self.step(&mut job) {
-            return done.push(Done { tag: job.tag, result: Ok(()), payload: None });
+    fn begin(&mut self, cx: &mut Context<'_>, mut task: Task, done: &mut Vec<Done>) {
+        let waits = matches!(task.kind, TaskKind::Copy { .. }) && task.len > COPY_BYTES_AT_ONCE;
+        if self.tasks.is_empty() && !waits && self.step(&mut task) {
+            return done.push(Done { tag: task.tag, result: Ok(()), payload: None });
         }
-        if self.zeroing.is_empty() {
+        if self.tasks.is_empty() {
             self.next_turn(cx);
         }
-        self.zeroing.push_back(job);
+        self.tasks.push_back(task);
     }
 
     fn next_turn(&self, cx: &mut Context<'_>) {
@@ -244,15 +266,21 @@ impl Channel for RamChannel {
                 (result, Some(Payload::Shared(data, 0..len)))
             }
             Op::Flush => (Ok(()), None),
-            Op::WriteZeroes { .. } | Op::Deallocate { .. } if self.read_only => {
+            Op::WriteZeroes { .. } | Op::Deallocate { .. } | Op::Copy { .. } if self.read_only => {
                 (Err(BdevError::ReadOnly), None)
             }
             Op::WriteZeroes { offset, len, deallocate, .. } => {
-                return self.zero(cx, Zeroing { tag, offset, len, discard: deallocate }, done);
+                let kind = if deallocate { TaskKind::Discard } else { TaskKind::Zero };
+                return self.begin(cx, Task { tag, offset, len, kind }, done);
             }
             Op::Deallocate { offset, len } => {
-                return self.zero(cx, Zeroing { tag, offset, len, discard: true }, done);
+                return self.begin(cx, Task { tag, offset, len, kind: TaskKind::Discard }, done);
             }
+            Op::Copy { from, to, len, .. } => {
+                let kind = TaskKind::Copy { from };
+                return self.begin(cx, Task { tag, offset: to, len, kind }, done);
+            }
+            Op::Find { .. } | Op::WriteUncorrectable { .. } => (Err(BdevError::NotSupported), None),
         };
         done.push(Done { tag, result, payload });
     }
@@ -263,13 +291,13 @@ impl Channel for RamChannel {
         _completion: Completion,
         done: &mut Vec<Done>,
     ) {
-        let Some(mut job) = self.zeroing.pop_front() else { return };
-        if self.step(&mut job) {
-            done.push(Done { tag: job.tag, result: Ok(()), payload: None });
+        let Some(mut task) = self.tasks.pop_front() else { return };
+        if self.step(&mut task) {
+            done.push(Done { tag: task.tag, result: Ok(()), payload: None });
         } else {
-            self.zeroing.push_front(job);
+            self.tasks.push_front(task);
         }
-        if !self.zeroing.is_empty() {
+        if !self.tasks.is_empty() {
             self.next_turn(cx);
         }
     }

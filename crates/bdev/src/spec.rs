@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! DEVICE   ram:SIZE[,hugepages] | null:SIZE | file:PATH[,size=SIZE][,buffered] | block:PATH | PATH
-//!          each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID] [,delay=DELAY] [,error=RULE[+RULE]...]
+//!          each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID] [,uncorrectable]
+//!          [,delay=DELAY] [,error=RULE[+RULE]...]
 //! SIZE     digits and k, M, G, T or P (also kiB, MiB...), powers of 1024 as in fio's default
 //! PATH     `\,` is a comma and `\\` a backslash; a bare PATH is a block device if there is one
 //!          at that path, else a file
+//! uncorrectable  hosts may make blocks unreadable with Write Uncorrectable   (for tests)
 //! DELAY    US, microseconds for every request, or OP:US[+OP:US]...   (for tests)
 //! RULE     OP|all [@FIRST-LAST] [/N] [:KIND]                         (for tests)
 //!          fails requests of that kind that touch the blocks FIRST to LAST, every Nth of them
-//! OP       read | write | flush | zeroes | deallocate
+//! OP       read | write | flush | zeroes | deallocate | copy | find | uncorrectable
 //! KIND     fault | nospace | readonly | gone | unknown | transient | unsupported | internal
 //! ```
 
@@ -48,6 +50,8 @@ pub struct DeviceSpec {
     pub shared: bool,
     /// The identity of the device; by default derived, see [`crate::Identity`].
     pub uuid: Option<Uuid>,
+    /// Takes Write Uncorrectable (for tests), see [`crate::UncorrectableBdev`].
+    pub uncorrectable: bool,
     /// Delays every request (for tests).
     pub delay: Option<Delays>,
     /// Fails requests (for tests).
@@ -126,6 +130,7 @@ impl DeviceSpec {
             read_only: false,
             shared: false,
             uuid: None,
+            uncorrectable: false,
             delay: None,
             errors: Vec::new(),
             physical_block_size: None,
@@ -170,7 +175,8 @@ pub enum SpecProblem {
     PartialBlock(ByteSize, u32),
     /// Not an option at all.
     #[error(
-        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, readonly, shared, uuid=, delay=, error= \
+        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, readonly, shared, uuid=, uncorrectable, delay=, \
+         error= \
          (a comma inside a path is written \\,)"
     )]
     UnknownOption(String),
@@ -308,6 +314,11 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
             spec.uuid = Some(uuid.ok_or_else(|| SpecProblem::Uuid(value.to_owned()))?);
             Ok("uuid")
         }
+        "uncorrectable" => {
+            flag("uncorrectable, without a value")?;
+            spec.uncorrectable = true;
+            Ok("uncorrectable")
+        }
         "delay" => {
             spec.delay = Some(needs("delay=MICROSECONDS")?.parse()?);
             Ok("delay")
@@ -400,6 +411,9 @@ impl fmt::Display for DeviceSpec {
         }
         if let Some(uuid) = self.uuid {
             write!(f, ",uuid={uuid}")?;
+        }
+        if self.uncorrectable {
+            f.write_str(",uncorrectable")?;
         }
         if let Some(delay) = &self.delay {
             write!(f, ",delay={delay}")?;

@@ -10,7 +10,7 @@ use std::path::Path;
 use common::{Loop, Mount, Rig, bytes_of, each_backend, open, read, write};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use raceline_bdev::{BdevError, Op};
+use raceline_bdev::{BdevError, Op, PartBdev, Sought, found_parts};
 use raceline_reactor::core::Backend;
 use raceline_reactor::{IoBuf, Payload};
 
@@ -33,9 +33,20 @@ fn file_spec(directory: &Path, options: &str) -> String {
 #[derive(Clone, Debug)]
 enum Step {
     Read,
-    Write { seed: u64, fua: bool },
-    Zero { deallocate: bool, fua: bool },
+    Write {
+        seed: u64,
+        fua: bool,
+    },
+    Zero {
+        deallocate: bool,
+        fua: bool,
+    },
     Deallocate,
+    /// To there from here.
+    Copy {
+        to: u64,
+        fua: bool,
+    },
     Flush,
 }
 
@@ -46,6 +57,7 @@ fn any_steps(blocks: u64) -> impl Strategy<Value = Vec<(Step, u64, u64)>> {
         2 => (any::<bool>(), any::<bool>())
             .prop_map(|(deallocate, fua)| Step::Zero { deallocate, fua }),
         1 => Just(Step::Deallocate),
+        2 => (0..blocks, any::<bool>()).prop_map(|(to, fua)| Step::Copy { to, fua }),
         1 => Just(Step::Flush),
     ];
     let range = (0..blocks, 1..=32_u64).prop_map(move |(at, count)| (at, count.min(blocks - at)));
@@ -82,6 +94,21 @@ fn run_model(
             Step::Deallocate => {
                 range.fill(0);
                 rig.ok(Op::Deallocate { offset, len: len as u64 });
+            }
+            Step::Copy { to, fua } => {
+                let free = (model.len() as u64 / block as u64).min(to + *count) - to;
+                let count = (*count).min(free).min(at.abs_diff(to));
+                let (to, len) = (to * block as u64, count * block as u64);
+                let source = start..start + usize::try_from(len).unwrap();
+                let target = usize::try_from(to).unwrap();
+                model.copy_within(source.clone(), target);
+                let done = rig.run(Op::Copy { from: offset, to, len, fua });
+                if done.result == Err(BdevError::NotSupported) {
+                    // Nothing says what the target range holds.
+                    rig.write(to, &model[source]);
+                } else {
+                    prop_assert_eq!(done.result, Ok(()), "step {}", index);
+                }
             }
             Step::Flush => drop(rig.ok(Op::Flush)),
         }
@@ -151,6 +178,95 @@ fn block_devices_behave_like_memory() {
             check_against_model(disk.path(), backend, 10);
         }
     });
+}
+
+/// A file system copies a range within a file, over direct I/O and over the page cache.
+#[test]
+fn files_copy_within_themselves() {
+    each_backend(|backend| {
+        for options in [",size=8M,bs=4096", ",size=8M,buffered"] {
+            let directory = directory();
+            let device = open(&file_spec(directory.path(), options)).unwrap();
+            let mut rig = Rig::new(&*device, backend);
+            let data = pattern(1, 1 << 20);
+            rig.write(0, &data);
+            for (to, fua) in [(3 * MIB, false), (5 * MIB, true)] {
+                let done = rig.run(Op::Copy { from: 0, to, len: MIB, fua });
+                if done.result == Err(BdevError::NotSupported) {
+                    eprintln!("SKIPPED: no copies within a file here ({options})");
+                    continue;
+                }
+                assert_eq!(done.result, Ok(()));
+                assert!(rig.read(to, 1 << 20) == data, "{options} to {to}");
+            }
+        }
+    });
+}
+
+/// The parts of a range that hold data, by a device on its own and by a part of it.
+#[test]
+fn files_know_their_holes() {
+    each_backend(|backend| {
+        let directory = directory();
+        let device = open(&file_spec(directory.path(), ",size=8M,bs=4096")).unwrap();
+        assert!(device.info().knows_holes && !device.info().uncorrectable);
+        let find = |rig: &mut Rig, offset, len, most| {
+            let done = rig.ok(Op::Find { sought: Sought::Data, offset, len, most });
+            found_parts(done.payload.as_ref())
+        };
+        let mut rig = Rig::new(&*device, backend);
+        assert_eq!(find(&mut rig, 0, 8 * MIB, 9), []);
+        rig.write(MIB, &pattern(1, 64 << 10));
+        rig.write(5 * MIB, &pattern(1, 64 << 10));
+        rig.ok(Op::Flush);
+        let (first, second) = (MIB..MIB + 65536, 5 * MIB..5 * MIB + 65536);
+        assert_eq!(find(&mut rig, 0, 8 * MIB, 9), [first.clone(), second.clone()]);
+        assert_eq!(find(&mut rig, 0, 8 * MIB, 1), [first]);
+        assert_eq!(find(&mut rig, 5 * MIB + 4096, 8192, 9), [5 * MIB + 4096..5 * MIB + 12288]);
+        rig.ok(Op::Deallocate { offset: MIB, len: 65536 });
+        assert_eq!(find(&mut rig, 0, 8 * MIB, 9), [second]);
+        drop(rig);
+        let part = PartBdev::new(device, MIB / 1024, MIB / 1024).unwrap();
+        let mut rig = Rig::new(&part, backend);
+        assert_eq!(find(&mut rig, 0, 4 * MIB, 9), [MIB..MIB + 65536]);
+        assert_eq!(find(&mut rig, 2 * MIB, MIB, 9), []);
+    });
+}
+
+#[test]
+fn memory_has_no_holes_and_no_marks() {
+    for spec in ["ram:1M", "null:1M"] {
+        let device = open(spec).unwrap();
+        let mut rig = Rig::new(&*device, Backend::Epoll);
+        for op in [
+            Op::Find { sought: Sought::Data, offset: 0, len: MIB, most: 9 },
+            Op::Find { sought: Sought::Uncorrectable, offset: 0, len: MIB, most: 9 },
+            Op::WriteUncorrectable { offset: 0, len: 512 },
+        ] {
+            assert_eq!(rig.run(op).result, Err(BdevError::NotSupported), "{spec}");
+        }
+    }
+}
+
+#[test]
+fn marks_are_bounded_and_only_where_they_are_asked_for() {
+    let device = open("ram:8M,uncorrectable").unwrap();
+    assert!(device.info().uncorrectable);
+    let mut rig = Rig::new(&*device, Backend::Epoll);
+    for block in 0..4096 {
+        rig.ok(Op::WriteUncorrectable { offset: block * 1024, len: 512 });
+    }
+    let more = Op::WriteUncorrectable { offset: 7 * MIB, len: 512 };
+    assert_eq!(rig.run(more).result, Err(BdevError::NoSpace));
+    assert_eq!(rig.run(read(1024, 512)).result, Err(BdevError::ReadFault));
+    assert_eq!(rig.read(512, 512), [0; 512]);
+    rig.ok(Op::Deallocate { offset: 0, len: 8 * MIB });
+    assert_eq!(rig.read(0, 8 << 20), vec![0; 8 << 20]);
+    let only = open("ram:1M,uncorrectable,readonly").unwrap();
+    assert!(!only.info().uncorrectable);
+    let refused =
+        Rig::new(&*only, Backend::Epoll).run(Op::WriteUncorrectable { offset: 0, len: 512 });
+    assert_eq!(refused.result, Err(BdevError::ReadOnly));
 }
 
 #[test]

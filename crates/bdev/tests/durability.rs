@@ -198,6 +198,36 @@ fn zeroing_takes_what_the_file_system_has() {
 }
 
 #[test]
+fn copies_are_durable_after_a_sync_and_given_up_where_they_cannot_be() {
+    with_script(|_, mut script| {
+        let copy = |fua| Op::Copy { from: 0, to: 2 * BLOCK, len: BLOCK, fua };
+        let call = "Copy { from: 0, to: 8192, len: 4096 }";
+        script.submit(1, copy(false));
+        assert_eq!(script.complete(None), call);
+        assert_eq!(script.results(), [(1, Ok(()))]);
+        script.submit(2, copy(true));
+        assert_eq!(script.complete(None), call);
+        assert_eq!(script.results(), [], "not durable yet");
+        assert_eq!(script.complete(None), "sync");
+        assert_eq!(script.results(), [(2, Ok(()))]);
+        // What fails is tried by the caller, piece by piece; a full disk is full for it, too.
+        for (errno, expected) in [
+            (libc::ENOSPC, BdevError::NoSpace),
+            (libc::EIO, BdevError::NotSupported),
+            (libc::EOPNOTSUPP, BdevError::NotSupported),
+        ] {
+            script.submit(3, copy(false));
+            assert_eq!(script.complete(Some(errno)), call);
+            assert_eq!(script.results(), [(3, Err(expected))]);
+        }
+        // The file system has said that it cannot.
+        script.submit(4, copy(false));
+        assert_eq!(script.results(), [(4, Err(BdevError::NotSupported))]);
+        script.close();
+    });
+}
+
+#[test]
 fn zeroes_are_written_in_bounded_pieces() {
     with_script(|_, mut script| {
         let zero = |len| Op::WriteZeroes { offset: 0, len, deallocate: false, fua: false };

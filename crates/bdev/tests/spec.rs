@@ -112,7 +112,7 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
         path.prop_map(|path| Backing::Block { path: path.into() }),
         path.prop_map(|path| Backing::Path { path: path.into() }),
     ];
-    let micros = any::<[u32; 5]>().prop_map(|micros| {
+    let micros = any::<[u32; 8]>().prop_map(|micros| {
         OpKind::ALL
             .into_iter()
             .zip(micros)
@@ -142,20 +142,23 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
         proptest::option::of(proptest::sample::select(vec![BlockSize::B512, BlockSize::B4096])),
         any::<bool>(),
         proptest::option::of((1..u128::MAX).prop_map(uuid::Uuid::from_u128)),
-        proptest::option::of(delays),
+        (any::<bool>(), proptest::option::of(delays)),
         proptest::collection::vec(rule, 0..3),
     )
-        .prop_map(|(backing, block_size, read_only, uuid, delay, errors)| DeviceSpec {
-            backing,
-            block_size,
-            read_only,
-            shared: false,
-            uuid,
-            delay,
-            errors,
-            physical_block_size: None,
-            io_boundary_bytes: 0,
-            numa_node: None,
+        .prop_map(|(backing, block_size, read_only, uuid, (uncorrectable, delay), errors)| {
+            DeviceSpec {
+                backing,
+                block_size,
+                read_only,
+                shared: false,
+                uuid,
+                uncorrectable,
+                delay,
+                errors,
+                physical_block_size: None,
+                io_boundary_bytes: 0,
+                numa_node: None,
+            }
         })
 }
 

@@ -35,6 +35,7 @@ mod feature;
 mod identify;
 mod io;
 mod keep_alive;
+mod lba_status;
 mod log;
 mod management;
 mod protection;
@@ -52,13 +53,14 @@ pub use ana::{ANA_TRANSITION_SECONDS, Ana};
 pub use connect::{
     ConnectError, ConnectRequest, Role, connect_transfer, find_subsystem, parse_connect,
 };
-pub use copy::{COPY_RANGES, check_copy, copy_range};
+pub use copy::{COPY_RANGES, CopyCommand, CopySource};
 pub use cross_reset::MAX_CROSS_RESETS;
 pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
 pub use event::MAX_EVENT_REQUESTS;
 pub use io::{IoCommand, parse_io, parse_ranges};
 pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT_INTERVAL};
+pub use lba_status::{LbaState, LbaStatusQuery};
 pub use log::IoCounters;
 pub use management::ManagementCommand;
 pub use reservation::{ReservedNamespaces, reservation_transfer};
@@ -138,6 +140,9 @@ pub enum AdminOutcome {
     ///
     /// [`IMMEDIATE`]: crate::nvme::cross_reset::IMMEDIATE
     CrossReset(ControllerInstance),
+    /// Get LBA Status: the driver asks the device of the namespace, puts what it finds into the reply
+    /// ([`LbaStatusQuery::put`]), and completes the command.
+    LbaStatus(Box<LbaStatusQuery>),
     /// A change of the write protection of a namespace; else as [`Self::Manage`].
     Protect {
         /// Of which namespace.

@@ -12,6 +12,7 @@ pub mod fabrics;
 pub mod feature;
 pub mod id;
 pub mod identify;
+pub mod lba_status;
 pub mod log;
 pub mod opcode;
 pub mod passthrough;

@@ -19,6 +19,7 @@ use socket2::SockRef;
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Departure, Flight, SocketClass};
 use crate::io::file_op::FileOp;
+use crate::io::file_threads::FileWorkers;
 use crate::io::nonblocking::{receive, transmit};
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
@@ -29,7 +30,8 @@ use crate::io::socket::{
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
-    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+    AllocateMode, Completion, FileCall, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId,
+    Token, Wait,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::neighbours::Neighbours;
@@ -38,13 +40,14 @@ use crate::thread::stats::{DepartureStats, IoCounts};
 use crate::thread::waker::Waker;
 
 mod connect;
-mod files;
 mod ownership;
 mod provided;
 mod sleeper;
 
-use files::FileWorkers;
 pub use sleeper::Sleeper;
+
+/// File calls that can be in progress at once, per core. More wait in line.
+const FILE_THREADS: usize = 4;
 
 /// Events taken from the kernel per poll.
 const EVENTS: usize = 256;
@@ -665,7 +668,7 @@ impl Io for EpollIo {
 
     fn register_file(&mut self, file: Arc<File>) -> FileId {
         if self.workers.is_none() {
-            match FileWorkers::new(self.waker.clone()) {
+            match FileWorkers::new(self.waker.clone(), FILE_THREADS) {
                 Ok(workers) => self.workers = Some(workers),
                 Err(error) => tracing::error!("no threads for files: {error}"),
             }
@@ -693,6 +696,10 @@ impl Io for EpollIo {
 
     fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
         self.start_file_op(file, token, FileOp::Allocate { mode, offset, len });
+    }
+
+    fn call_file(&mut self, file: FileId, call: Box<FileCall>, token: Token) {
+        self.start_file_op(file, token, FileOp::Call(call));
     }
 
     fn timer(&mut self, at: Instant, token: Token) {

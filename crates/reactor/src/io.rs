@@ -6,7 +6,9 @@
 
 pub(crate) mod arrival;
 pub(crate) mod busy_poll;
+pub(crate) mod file_call;
 pub(crate) mod file_op;
+pub(crate) mod file_threads;
 pub(crate) mod nonblocking;
 pub mod nvme;
 pub(crate) mod provided;
@@ -27,6 +29,7 @@ use std::time::{Duration, Instant};
 use crate::accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDone};
 use crate::flow::{Flight, SocketClass};
 use crate::io::busy_poll::WaitPolling;
+pub use crate::io::file_call::FileCall;
 use crate::io::nvme::NvmeFormat;
 use crate::io::socket::{ConnectOptions, ListenOptions, Socket};
 use crate::io::stream::StreamListener;
@@ -186,6 +189,8 @@ pub enum Outcome {
     Written(io::Result<()>, SharedBuf),
     /// An fsync, fdatasync or fallocate finished.
     Synced(io::Result<()>),
+    /// A call on a file was made ([`Io::call_file`]).
+    Called(io::Result<()>, Box<FileCall>),
     /// A timer expired.
     Timer,
     /// An engine has finished an operation on data: [`Io::accelerated`] gives it.
@@ -342,6 +347,10 @@ pub trait Io {
 
     /// Releases or zeroes a range.
     fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token);
+
+    /// Has another thread make a call that may block for long, and that a file system need not know:
+    /// then its error is `Unsupported`.
+    fn call_file(&mut self, file: FileId, call: Box<FileCall>, token: Token);
 
     /// Asks for one [`Outcome::Timer`] at `at` or soon after. Timers cannot be cancelled:
     /// the owner checks the token.

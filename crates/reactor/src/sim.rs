@@ -29,7 +29,8 @@ use crate::io::staging::CoreStaging;
 use crate::io::stream::ByteStream;
 use crate::io::timer::TimerQueue;
 use crate::io::{
-    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+    AllocateMode, Completion, FileCall, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId,
+    Token, Wait,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -548,6 +549,10 @@ impl Io for SimIo {
         self.start_file_op(file, token, FileOp::Allocate { mode, offset, len });
     }
 
+    fn call_file(&mut self, file: FileId, call: Box<FileCall>, token: Token) {
+        self.start_file_op(file, token, FileOp::Call(call));
+    }
+
     fn timer(&mut self, at: Instant, token: Token) {
         let completion = Completion { token, outcome: Outcome::Timer };
         let mut world = self.world.borrow_mut();
@@ -630,7 +635,7 @@ fn summary(outcome: &Outcome) -> (u64, u64) {
         Outcome::Sent(result, _) => (4, code(result, |()| 0)),
         Outcome::Read(result, buf) => (5, code(result, |()| Random::hash(buf))),
         Outcome::Written(result, _) => (6, code(result, |()| 0)),
-        Outcome::Synced(result) => (7, code(result, |()| 0)),
+        Outcome::Synced(result) | Outcome::Called(result, _) => (7, code(result, |()| 0)),
         Outcome::Timer => (8, 0),
         Outcome::Accelerated(_) => (9, 0),
     }

@@ -23,6 +23,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use crate::accel::accelerator::Accelerator;
 use crate::flow::{Flight, SocketClass};
 use crate::io::busy_poll::{self, WaitPolling};
+use crate::io::file_threads::FileWorkers;
 use crate::io::nvme::NvmeFormat;
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
@@ -34,7 +35,8 @@ use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
-    AllocateMode, Completion, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId, Token, Wait,
+    AllocateMode, Completion, FileCall, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId,
+    Token, Wait,
 };
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -100,6 +102,8 @@ pub struct UringIo {
     listeners: Slab<ListenerSlot>,
     files: Slab<FileSlot>,
     fixed: FixedMemory,
+    /// For calls on files that no ring can make.
+    callers: Option<FileWorkers>,
     /// For files that are generic devices of NVMe namespaces.
     nvme: Option<Box<NvmeRing>>,
     timers: TimerQueue<Timer>,
@@ -165,6 +169,7 @@ impl UringIo {
             listeners: Slab::new(),
             files: Slab::new(),
             fixed: FixedMemory::default(),
+            callers: None,
             nvme: None,
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker: Waker::new()?,
@@ -710,6 +715,10 @@ impl Io for UringIo {
         self.start_file_op(file, token, kind);
     }
 
+    fn call_file(&mut self, file: FileId, call: Box<FileCall>, token: Token) {
+        self.start_call(file, token, call);
+    }
+
     fn timer(&mut self, at: Instant, token: Token) {
         self.timers.push(at, Timer::Token(token));
     }
@@ -721,6 +730,7 @@ impl Io for UringIo {
         let wait = if busy { Wait::No } else { wait };
         loop {
             done.extend(self.ready.drain(..));
+            self.collect_calls(done);
             self.poll_nvme(done)?;
             self.try_direct(done);
             if self.provided.is_used() {

@@ -84,6 +84,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_getuid,
     // Files. Which, Landlock says.
     libc::SYS_close,
+    libc::SYS_copy_file_range,
     libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_faccessat,

@@ -15,6 +15,7 @@ use common::{
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::reservation::ReservationType;
+use raceline_proto::nvme::rw::CopyRange;
 use raceline_proto::nvme::{
     CommandId, ControllerId, Direction, HostId, NamespaceId, Nqn, QueueId, Sqe, Status,
 };
@@ -63,6 +64,20 @@ impl Host {
         let cqe = queue.connect_with(words(QueueId(1)), &data(ids[1], cntlid));
         assert!(cqe.status.is_success(), "{}", cqe.status);
         Self { admin, queue }
+    }
+
+    fn enable_copy_across(&mut self) {
+        let mut page = [0; 512];
+        page[4] = 1 << 2;
+        let sqe = Sqe { opc: admin::SET_FEATURES, cdw10: 0x16.into(), ..Sqe::default() };
+        ok(status(&self.admin.write_command(sqe, &page, true)));
+    }
+
+    /// Copies a block of namespace 1 to namespace 2.
+    fn copy_from(&mut self) -> Status {
+        let range = CopyRange { snsid: 1.into(), ..CopyRange::default() };
+        let sqe = Sqe { cdw12: (2 << 8).into(), ..block_sqe(io::COPY, 2, 1000, 1) };
+        status(&self.queue.write_command(sqe, range.as_bytes(), true))
     }
 
     fn reserve(&mut self, opc: u8, cdw10: u32, keys: [u64; 2]) -> Status {
@@ -150,6 +165,7 @@ fn commands_of_every_kind_follow_the_reservation() {
     ok(two.write(5, 4096));
     ok(one.register(key(1)));
     ok(two.register(key(2)));
+    [&mut one, &mut two, &mut three].into_iter().for_each(Host::enable_copy_across);
     let data = pattern(5, 4096);
     let compare = |host: &mut Host| {
         status(&host.queue.write_command(block_sqe(io::COMPARE, 1, 0, 8), &data, true))
@@ -175,6 +191,7 @@ fn commands_of_every_kind_follow_the_reservation() {
             };
             judge(host.read(), reads, "read");
             judge(compare(host), reads, "compare");
+            judge(host.copy_from(), reads, "copy to another namespace");
             judge(host.write(5, 4096), writes, "write in its capsule");
             let large = [data.clone(), pattern(6, 61_440)].concat();
             let sqe = block_sqe(io::WRITE, 1, 0, 128);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_reactor::flow::{Flight, Machine, SocketClass};
-use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::io::{AllocateMode, FileCall, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
     Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
 };
@@ -222,6 +222,10 @@ impl Io for MemoryIo {
     }
 
     fn allocate(&mut self, _file: FileId, _mode: AllocateMode, _at: u64, _len: u64, _token: Token) {
+        unreachable!("memory needs no files")
+    }
+
+    fn call_file(&mut self, _file: FileId, _call: Box<FileCall>, _token: Token) {
         unreachable!("memory needs no files")
     }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use raceline_accel::OpCode;
 use raceline_reactor::flow::{Flight, SocketClass};
-use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::io::{AllocateMode, FileCall, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::sim::Random;
 use raceline_reactor::stats::IoCounts;
 use raceline_reactor::{
@@ -220,6 +220,10 @@ impl Io for FaultIo {
 
     fn allocate(&mut self, file: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
         self.inner.allocate(file, mode, offset, len, token);
+    }
+
+    fn call_file(&mut self, file: FileId, call: Box<FileCall>, token: Token) {
+        self.inner.call_file(file, call, token);
     }
 
     fn timer(&mut self, at: Instant, token: Token) {

@@ -14,7 +14,7 @@ use raceline_bdev::{
 };
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::flow::{Flight, SocketClass};
-use raceline_reactor::io::{AllocateMode, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::io::{AllocateMode, FileCall, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
     Accelerator, BufferPool, Completion, Context, Io, IoBuf, Outcome, Payload, PoolConfig,
     SendBatch, SharedBuf, Socket, Token, Wait, Waker,
@@ -62,6 +62,7 @@ pub enum Started {
     Write { data: SharedBuf, offset: u64, durable: bool },
     Sync,
     Allocate(AllocateMode, u64, u64),
+    Call(Box<FileCall>),
     Timer(Instant),
 }
 
@@ -148,6 +149,9 @@ impl Io for ScriptedIo {
     fn allocate(&mut self, _: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
         self.started.push((token, Started::Allocate(mode, offset, len)));
     }
+    fn call_file(&mut self, _: FileId, call: Box<FileCall>, token: Token) {
+        self.started.push((token, Started::Call(call)));
+    }
     fn timer(&mut self, at: Instant, token: Token) {
         self.started.push((token, Started::Timer(at)));
     }
@@ -198,12 +202,14 @@ impl Script {
             }
             Started::Sync => "sync".to_owned(),
             Started::Allocate(mode, offset, len) => format!("{mode:?} {offset}+{len}"),
+            Started::Call(call) => format!("{call:?}"),
             Started::Timer(at) => format!("timer {:?}", at.duration_since(self.io.now)),
         };
         let outcome = match started {
             Started::Read(buf, _) => Outcome::Read(result, buf),
             Started::Write { data, .. } => Outcome::Written(result, data),
             Started::Sync | Started::Allocate(..) => Outcome::Synced(result),
+            Started::Call(call) => Outcome::Called(result, call),
             Started::Timer(_) => Outcome::Timer,
         };
         let now = self.io.now;

@@ -157,9 +157,9 @@ fn io_types(info: &BdevInfo) -> Value {
         "compare": false,
         "compare_and_write": false,
         "abort": false,
-        "seek_hole": false,
-        "seek_data": false,
-        "copy": false,
+        "seek_hole": info.knows_holes,
+        "seek_data": info.knows_holes,
+        "copy": info.copies,
         "nvme_iov_md": false,
     })
 }

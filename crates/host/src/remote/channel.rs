@@ -193,6 +193,9 @@ impl Scope {
                 let memory = RequestMemory::Write(IoBuf::from_slice(&ranges).share());
                 (Kind::Deallocate { last_range }, 0, Ok(0), memory)
             }
+            Op::Copy { .. } | Op::Find { .. } | Op::WriteUncorrectable { .. } => {
+                return Err((BdevError::NotSupported, RequestMemory::None));
+            }
         };
         let plan = blocks.and_then(|blocks| {
             let blocks = (offset / block_bytes, blocks);

@@ -67,6 +67,7 @@ impl Controller {
             opcode if ADMIN_COMMANDS.contains(&opcode) => opcode,
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) && self.pool().is_some() => opcode,
             admin::CROSS_CONTROLLER_RESET if self.resets_others() => admin::CROSS_CONTROLLER_RESET,
+            admin::GET_LBA_STATUS if self.knows_lba_status() => admin::GET_LBA_STATUS,
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
         let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
@@ -167,6 +168,7 @@ impl Controller {
                 .map(|()| AdminOutcome::Held),
             admin::ABORT => Ok(self.abort(sqe)),
             admin::CROSS_CONTROLLER_RESET if self.resets_others() => self.cross_reset(sqe),
+            admin::GET_LBA_STATUS if self.knows_lba_status() => self.lba_status(sqe, reply),
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) => {
                 self.parse_management(sqe, data).map(|command| AdminOutcome::Manage(command.into()))
             }

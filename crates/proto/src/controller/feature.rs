@@ -5,8 +5,8 @@
 use super::Controller;
 use super::event::Events;
 use crate::nvme::feature::{
-    CAPABILITY_CHANGEABLE, COMMAND_SET_INDEX, HOST_BEHAVIOR_LEN, QueueCounts, Select, feature_id,
-    fid, save,
+    CAPABILITY_CHANGEABLE, COMMAND_SET_INDEX, COPY_FORMAT_2_ENABLED, HOST_BEHAVIOR_LEN,
+    QueueCounts, Select, feature_id, fid, save,
 };
 use crate::nvme::{NamespaceId, Sqe, Status};
 
@@ -42,6 +42,8 @@ pub(crate) struct Features {
     write_atomicity: u32,
     /// ACRE: the host waits for CRDT before it retries.
     waits_before_retry: bool,
+    /// CDFE: Copy takes source ranges that name their namespaces.
+    copies_across: bool,
 }
 
 impl Default for Features {
@@ -55,6 +57,7 @@ impl Default for Features {
             error_recovery: 0,
             write_atomicity: 0,
             waits_before_retry: false,
+            copies_across: false,
         }
     }
 }
@@ -83,6 +86,14 @@ impl Features {
 }
 
 impl Controller {
+    /// Whether the host has enabled source ranges of Copy that name their namespaces ([`CopyCommand::across`]).
+    ///
+    /// [`CopyCommand::across`]: super::CopyCommand::across
+    #[must_use]
+    pub fn enables_copy_across(&self) -> bool {
+        self.features.copies_across
+    }
+
     /// Whether the feature exists, and Set Features may change it.
     fn feature_is_changeable(&self, fid: u8) -> Result<bool, Status> {
         let changeable = match (fid, self.subsystem()) {
@@ -148,6 +159,8 @@ impl Controller {
                     return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
                 };
                 page[0] = features.waits_before_retry.into();
+                let formats = if features.copies_across { COPY_FORMAT_2_ENABLED } else { 0 };
+                [page[4], page[5]] = formats.to_le_bytes();
                 0
             }
             // the only combination, whichever way it was selected
@@ -213,11 +226,16 @@ impl Controller {
             fid::ASYNC_EVENT_CONFIG => self.events.set_config(value)?,
             // the other behaviours concern formats that no namespace has
             fid::HOST_BEHAVIOR => {
-                self.features.waits_before_retry = match data.first_chunk::<HOST_BEHAVIOR_LEN>() {
-                    Some([acre @ (0 | 1), ..]) => *acre == 1,
-                    Some(_) => return Err(Status::INVALID_FIELD.dnr()),
-                    None => return Err(Status::DATA_SGL_LENGTH_INVALID.dnr()),
-                }
+                let Some(page) = data.first_chunk::<HOST_BEHAVIOR_LEN>() else {
+                    return Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+                };
+                let [acre @ (0 | 1), _, _, _, c0, c1, ..] = *page else {
+                    return Err(Status::INVALID_FIELD.dnr());
+                };
+                self.features.waits_before_retry = acre == 1;
+                // A host that enables formats which no namespace has gets the one that there is.
+                let formats = u16::from_le_bytes([c0, c1]);
+                self.features.copies_across = formats & COPY_FORMAT_2_ENABLED != 0;
             }
             fid::KEEP_ALIVE_TIMER => self.keep_alive.set_kato_ms(value),
             fid::COMMAND_SET_PROFILE if value & COMMAND_SET_INDEX == 0 => {}

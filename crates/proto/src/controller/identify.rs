@@ -7,16 +7,17 @@ use super::event::MAX_EVENT_REQUESTS;
 use super::subsystem::{Namespace, Pool, Subsystem};
 use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS, MAX_CROSS_RESETS};
 use crate::nvme::identify::{
-    ANACAP, CDFS_FORMAT_0, CMIC_ANA, CMIC_MULTI_CONTROLLER, CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY,
-    CNTRLTYPE_IO, CQES, CSI_NVM, CTRATT_HOST_ID_128, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets,
-    ControllerList, DLFEAT_READS_ZEROES, DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT,
-    FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE, IDENTIFY_LEN, IdentifyController,
-    IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNvmController, LPA_EFFECTS,
-    LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID, NIDT_UUID, NMIC_SHARED,
-    NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NWPC, NamespaceDescriptorHeader,
-    NamespaceList, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_COPY,
-    ONCS_DATASET_MANAGEMENT, ONCS_RESERVATIONS, ONCS_VERIFY, ONCS_WRITE_ZEROES, SGLS_OFFSET,
-    SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
+    ANACAP, AOCS_ALLOCATED, CDFS_FORMAT_0, CDFS_FORMAT_2, CMIC_ANA, CMIC_MULTI_CONTROLLER,
+    CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM, CTRATT_HOST_ID_128,
+    CTRATT_TRAFFIC_BASED_KEEP_ALIVE, CommandSets, ControllerList, DLFEAT_READS_ZEROES,
+    DLFEAT_WRITE_ZEROES_DEALLOCATES, FRMW_ONE_SLOT, FRMW_SLOT1_READ_ONLY, FUSES_COMPARE_AND_WRITE,
+    IDENTIFY_LEN, IdentifyController, IdentifyNamespace, IdentifyNamespaceIndependent,
+    IdentifyNvmController, LPA_EFFECTS, LPA_EXTENDED, LbaFormat, NIDT_CSI, NIDT_EUI64, NIDT_NGUID,
+    NIDT_UUID, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NWPC,
+    NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT, OACS_LBA_STATUS,
+    OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_COPY, ONCS_DATASET_MANAGEMENT, ONCS_RESERVATIONS,
+    ONCS_VERIFY, ONCS_WRITE_UNCORRECTABLE, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED,
+    SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
@@ -89,7 +90,10 @@ impl Controller {
             // Verify is as long as a transfer; the others have no limit but their own
             (cns::COMMAND_SET_CONTROLLER, Some(_)) if csi == CSI_NVM => {
                 let vsl = self.kind.limits().mdts();
-                put(page, &IdentifyNvmController { vsl, ..IdentifyNvmController::default() });
+                let namespaces = self.subsystem().map_or(&[][..], |s| &s.namespaces);
+                let knows_holes = namespaces.iter().any(|namespace| namespace.knows_holes);
+                let aocs = if knows_holes { AOCS_ALLOCATED } else { 0 }.into();
+                put(page, &IdentifyNvmController { vsl, aocs, ..IdentifyNvmController::default() });
             }
             (cns::COMMAND_SET_ALLOCATED_NAMESPACE, Some(_))
                 if csi == CSI_NVM && self.pool().is_some() =>
@@ -164,7 +168,9 @@ impl Controller {
         match self.subsystem() {
             Some(subsystem) => {
                 let controller = identify_io_controller(common, subsystem);
+                let lba_status = if self.knows_lba_status() { OACS_LBA_STATUS } else { 0 };
                 let controller = IdentifyController {
+                    oacs: lba_status.into(),
                     ciu: self.instance.ciu,
                     cirn: self.instance.cirn.into(),
                     ccrl: MAX_CROSS_RESETS,
@@ -172,7 +178,7 @@ impl Controller {
                     ..controller
                 };
                 self.pool().map_or(controller, |pool| IdentifyController {
-                    oacs: (OACS_FORMAT | OACS_NAMESPACE_MANAGEMENT).into(),
+                    oacs: (lba_status | OACS_FORMAT | OACS_NAMESPACE_MANAGEMENT).into(),
                     tnvmcap: u128::from(pool.total_bytes).into(),
                     unvmcap: u128::from(pool.free_bytes).into(),
                     ..controller
@@ -196,6 +202,7 @@ const DISCOVERY_MODEL: &str = "Raceline";
 
 fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> IdentifyController {
     let volatile = if subsystem.has_volatile_write_cache() { VWC_PRESENT } else { 0 };
+    let uncorrectable = if subsystem.takes_uncorrectable() { ONCS_WRITE_UNCORRECTABLE } else { 0 };
     let reservations = if subsystem.reservations.is_some() { ONCS_RESERVATIONS } else { 0 };
     let common =
         if subsystem.ana.is_some() { with_ana(common, subsystem.max_nsid) } else { common };
@@ -215,9 +222,10 @@ fn identify_io_controller(common: IdentifyController, subsystem: &Subsystem) -> 
             | ONCS_WRITE_ZEROES
             | ONCS_VERIFY
             | ONCS_COPY
+            | uncorrectable
             | reservations)
             .into(),
-        cdfs: CDFS_FORMAT_0.into(),
+        cdfs: (CDFS_FORMAT_0 | CDFS_FORMAT_2).into(),
         nwpc: NWPC,
         fuses: FUSES_COMPARE_AND_WRITE.into(),
         vwc: volatile | VWC_NO_BROADCAST_FLUSH,

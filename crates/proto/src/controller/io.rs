@@ -3,7 +3,7 @@
 
 use zerocopy::FromBytes;
 
-use super::copy::{CopyWords, parse_copy};
+use super::copy::{CopyCommand, parse_copy};
 use super::extent::{check_range, refuse_read_only};
 use super::sgl::sgl_transfer;
 use super::subsystem::{Limits, Namespace, find_namespace};
@@ -58,16 +58,27 @@ pub enum IoCommand {
         /// How many blocks, 1..=65536.
         block_count: u32,
     },
-    /// Copies the ranges in the data to blocks that follow each other; see [`check_copy`](super::check_copy).
+    /// Copies the ranges in the data to blocks that follow each other; see [`CopyCommand::check`].
     Copy {
+        /// Index of the namespace that is written.
+        namespace: usize,
+        /// [`CopyCommand::sdlba`].
+        sdlba: u64,
+        /// [`CopyCommand::ranges`].
+        ranges: u16,
+        /// [`CopyCommand::across`].
+        across: bool,
+        /// [`CopyCommand::fua`].
+        fua: bool,
+    },
+    /// Makes blocks unreadable until they are written.
+    WriteUncorrectable {
         /// Index of the namespace.
         namespace: usize,
-        /// SDLBA: the first block that is written.
-        sdlba: u64,
-        /// How many ranges, 1..=[`COPY_RANGES`](super::COPY_RANGES).
-        ranges: u16,
-        /// On stable media before it completes.
-        fua: bool,
+        /// First block.
+        slba: u64,
+        /// How many blocks, 1..=65536.
+        block_count: u32,
     },
     /// Brings everything completed before to stable media.
     Flush {
@@ -108,6 +119,7 @@ impl IoCommand {
             | Self::Compare { namespace, .. }
             | Self::Verify { namespace, .. }
             | Self::Copy { namespace, .. }
+            | Self::WriteUncorrectable { namespace, .. }
             | Self::Flush { namespace }
             | Self::WriteZeroes { namespace, .. }
             | Self::DatasetManagement { namespace, .. } => namespace,
@@ -140,8 +152,18 @@ pub fn parse_io(
         io::DATASET_MANAGEMENT => parse_dataset_management(sqe, namespace, info, max),
         io::COPY => {
             let (copy, transfer) = parse_copy(sqe, info, max)?;
-            let CopyWords { sdlba, ranges, fua } = copy;
-            Ok((IoCommand::Copy { namespace, sdlba, ranges, fua }, transfer))
+            let CopyCommand { sdlba, ranges, across, fua } = copy;
+            Ok((IoCommand::Copy { namespace, sdlba, ranges, across, fua }, transfer))
+        }
+        io::WRITE_UNCORRECTABLE => {
+            if !info.uncorrectable {
+                return Err(Status::INVALID_OPCODE.dnr());
+            }
+            let transfer = sgl_transfer(sqe, Direction::None, max)?;
+            let BlockRange { slba, block_count } = BlockRange::parse(sqe);
+            check_range(slba, block_count, info)?;
+            refuse_read_only(info)?;
+            Ok((IoCommand::WriteUncorrectable { namespace, slba, block_count }, transfer))
         }
         io::VERIFY => {
             let transfer = sgl_transfer(sqe, Direction::None, max)?;
@@ -197,6 +219,7 @@ fn check_opcode_and_fuse(sqe: &Sqe) -> Result<(), Status> {
         | io::WRITE_ZEROES
         | io::VERIFY
         | io::COPY
+        | io::WRITE_UNCORRECTABLE
         | io::DATASET_MANAGEMENT => {}
         fabrics::OPCODE if sqe.fctype() == fabrics::CONNECT => {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());

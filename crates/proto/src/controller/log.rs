@@ -106,10 +106,22 @@ impl Controller {
             // CSI: of the only I/O command set
             (lid::EFFECTS, Kind::Io { .. }) if command.csi == CSI_NVM => {
                 let reservations = self.subsystem().is_some_and(|s| s.reservations.is_some());
-                let page = effects_log(self.pool().is_some(), reservations);
+                let mut page = effects_log(self.pool().is_some(), reservations);
+                self.put_effects(&mut page);
                 copy_page(page.as_bytes(), command.offset, reply)
             }
             _ => Err(Status::INVALID_LOG_PAGE.dnr()),
+        }
+    }
+
+    /// The effects of commands that depend on what devices can do.
+    fn put_effects(&self, page: &mut EffectsLog) {
+        if self.knows_lba_status() {
+            page.acs[usize::from(admin::GET_LBA_STATUS)] = EFFECT_SUPPORTED.into();
+        }
+        if self.subsystem().is_some_and(|subsystem| subsystem.takes_uncorrectable()) {
+            let changes = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE;
+            page.iocs[usize::from(io::WRITE_UNCORRECTABLE)] = changes.into();
         }
     }
 

@@ -61,6 +61,10 @@ pub struct Namespace {
     pub deallocate: bool,
     /// Deallocated blocks read zeroes.
     pub deallocate_zeroes: bool,
+    /// Which blocks are allocated is known.
+    pub knows_holes: bool,
+    /// Hosts may make blocks unreadable (Write Uncorrectable).
+    pub uncorrectable: bool,
     /// Its ANA group (ANAGRPID), 1 to the greatest NSID of the subsystem; 0 where the subsystem reports no ANA.
     pub ana_group: u32,
 }
@@ -369,6 +373,12 @@ impl Subsystem {
         let namespaces =
             visible.map(|namespace| Namespace { visibility: Visibility::All, ..namespace.clone() });
         Arc::new(Self { namespaces: namespaces.collect(), ..Self::clone(self) })
+    }
+
+    /// Whether hosts may make blocks of any namespace unreadable.
+    #[must_use]
+    pub fn takes_uncorrectable(&self) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.uncorrectable)
     }
 
     /// Whether any namespace may lose completed writes in a power cut.

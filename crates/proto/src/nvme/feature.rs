@@ -37,8 +37,11 @@ pub mod fid {
 }
 
 /// Size of the data of Host Behavior Support; its byte 0 is ACRE, whether the host waits for CRDT
-/// before a retry (Base 2.0, 5.27.1.19).
+/// before a retry, and its bytes 5:4 are CDFE, the formats of Copy that the host enables (Base 2.1, 5.1.25.1.14).
 pub const HOST_BEHAVIOR_LEN: usize = 512;
+
+/// CDFE bit 2: source ranges of format 2h, which name their namespaces.
+pub const COPY_FORMAT_2_ENABLED: u16 = 1 << 2;
 
 /// I/O Command Set Profile: CDW11 bits 8:0, the index of the combination (Base 2.0, 5.27.1.21).
 pub const COMMAND_SET_INDEX: u32 = 0x1ff;

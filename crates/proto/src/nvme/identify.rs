@@ -258,6 +258,11 @@ pub const CMIC_ANA: u8 = 1 << 3;
 /// ANACAP: all five states are reported (bits 4:0).
 pub const ANACAP: u8 = 0x1f;
 
+/// AOCS bit 0, RALBAS: Get LBA Status tells which blocks are allocated.
+pub const AOCS_ALLOCATED: u16 = 1 << 0;
+
+/// OACS bit 9: Get LBA Status.
+pub const OACS_LBA_STATUS: u16 = 1 << 9;
 /// OACS bit 1: Format NVM.
 pub const OACS_FORMAT: u16 = 1 << 1;
 /// OACS bit 3: Namespace Management and Namespace Attachment.
@@ -280,6 +285,8 @@ pub const FRMW_ONE_SLOT: u8 = 1 << 1;
 
 /// ONCS bit 0: Compare.
 pub const ONCS_COMPARE: u16 = 1 << 0;
+/// ONCS bit 1: Write Uncorrectable.
+pub const ONCS_WRITE_UNCORRECTABLE: u16 = 1 << 1;
 /// ONCS bit 2: Dataset Management.
 pub const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 /// ONCS bit 3: Write Zeroes.
@@ -290,6 +297,8 @@ pub const ONCS_VERIFY: u16 = 1 << 7;
 pub const ONCS_COPY: u16 = 1 << 8;
 /// CDFS bit 0: Copy takes source ranges of format 0.
 pub const CDFS_FORMAT_0: u16 = 1 << 0;
+/// CDFS bit 2: Copy takes source ranges of format 2, once a host has enabled them.
+pub const CDFS_FORMAT_2: u16 = 1 << 2;
 /// NWPC bits 1:0: namespaces can be write protected, also until a power cycle.
 pub const NWPC: u8 = 0b11;
 /// ONCS bit 5: reservations.
@@ -484,8 +493,12 @@ wire! {
         pub dmrsl: U32,
         /// DMSL: blocks per command; 0 is no limit.
         pub dmsl: U64,
+        /// Reserved here.
+        pub reserved_16: [u8; 2],
+        /// AOCS: optional admin commands (NVM Command Set 1.1).
+        pub aocs: U16,
         /// Reserved.
-        pub reserved_16: [u8; 4080],
+        pub reserved_20: [u8; 4076],
     }
 }
 
@@ -616,6 +629,7 @@ mod tests {
         assert_eq!(offset_of!(IdentifyNamespaceIndependent, nsattr), 8);
         assert_eq!(offset_of!(IdentifyNamespaceIndependent, nstat), 14);
         assert_eq!(offset_of!(IdentifyNvmController, dmrsl), 4);
+        assert_eq!(offset_of!(IdentifyNvmController, aocs), 18);
     }
 
     #[test]

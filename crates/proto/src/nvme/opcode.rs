@@ -24,6 +24,8 @@ pub mod admin {
     pub const CROSS_CONTROLLER_RESET: u8 = 0x38;
     /// Format NVM.
     pub const FORMAT_NVM: u8 = 0x80;
+    /// Get LBA Status.
+    pub const GET_LBA_STATUS: u8 = 0x86;
 }
 
 /// I/O commands (NVM Command Set 1.0, figure 17).
@@ -34,6 +36,8 @@ pub mod io {
     pub const WRITE: u8 = 0x01;
     /// Read.
     pub const READ: u8 = 0x02;
+    /// Write Uncorrectable.
+    pub const WRITE_UNCORRECTABLE: u8 = 0x04;
     /// Compare.
     pub const COMPARE: u8 = 0x05;
     /// Write Zeroes.

@@ -49,20 +49,26 @@ impl BlockRange {
 
 /// CDW12 bits 11:8 of Copy, DESFMT: the format of the source ranges.
 pub const COPY_FORMAT: u32 = 0xf << 8;
+/// SOPT bit 15 of a source range, FCO: only if the copy is fast.
+pub const SOURCE_FAST_COPY_ONLY: u16 = 1 << 15;
 /// CDW12 bits 15:12 of Copy, PRINFOR: protection information of what is read.
 pub const COPY_PROTECTION_INFO_READ: u32 = 0xf << 12;
 
 wire! {
-    /// Source range of Copy, format 0 (NVM Command Set 1.0, 3.2.2).
+    /// Source range of Copy, format 0h or 2h (NVM Command Set 1.1, 3.3.2.1).
     pub struct CopyRange[32] {
+        /// SNSID: the namespace that is read. Only in format 2h.
+        pub snsid: U32,
         /// Reserved.
-        pub reserved_0: [u8; 8],
+        pub reserved_4: [u8; 4],
         /// SLBA.
         pub slba: U64,
         /// NLB: blocks, 0's based.
         pub nlb: U16,
         /// Reserved.
-        pub reserved_18: [u8; 6],
+        pub reserved_18: [u8; 4],
+        /// SOPT: options. Only in format 2h.
+        pub sopt: U16,
         /// ELBT, ELBAT, ELBATM: of protection information.
         pub protection: [u8; 8],
     }

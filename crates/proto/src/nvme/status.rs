@@ -83,6 +83,8 @@ statuses! {
     CONNECT_INVALID_PARAMETERS = 1, 0x82, "Connect Invalid Parameters";
     CONNECT_RESTART_DISCOVERY = 1, 0x83, "Connect Restart Discovery, or Command Size Limit Exceeded";
     CONNECT_INVALID_HOST = 1, 0x84, "Connect Invalid Host";
+    INCOMPATIBLE_NAMESPACE = 1, 0x85, "Incompatible Namespace or Format";
+    FAST_COPY_NOT_POSSIBLE = 1, 0x86, "Fast Copy Not Possible";
     OVERLAPPING_IO_RANGE = 1, 0x87, "Overlapping I/O Range";
     DISCOVERY_RESTART = 1, 0x90, "Discovery Restart";
     AUTHENTICATION_REQUIRED = 1, 0x91, "Authentication Required";

@@ -126,7 +126,7 @@ fn optional_support_is_what_is_implemented() {
     assert_eq!(u16_at(&data, 522), 1, "FUSES");
     assert_eq!((u16_at(&data, 526), u16_at(&data, 528)), (0, 0), "AWUN, AWUPF");
     assert_eq!(u16_at(&data, 532), 0, "ACWU: one block");
-    assert_eq!(u16_at(&data, 534), 1, "OCFS: format 0");
+    assert_eq!(u16_at(&data, 534), 0b101, "CDFS: formats 0 and 2");
     assert_eq!(data[531], 0b11, "NWPC: on, and until a power cycle");
     assert_eq!(u32_at(&data, 328), 0, "SANICAP: no Sanitize");
     assert_eq!(u16_at(&data, 1804), 0, "OFCS: no Disconnect");

@@ -1,7 +1,7 @@
 //! I/O commands: parsing and every check.
 
 use raceline_proto::controller::{
-    IoCommand, Limits, Namespace, check_copy, find_namespace, parse_io, parse_ranges,
+    CopyCommand, IoCommand, Limits, Namespace, find_namespace, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::rw::{BlockRange, CopyRange, DatasetRange};
@@ -123,9 +123,11 @@ fn copy(ranges: u32, len: u32, word: u32) -> Sqe {
 
 #[test]
 fn copy_needs_its_ranges() {
-    let expected = IoCommand::Copy { namespace: 0, sdlba: 100, ranges: 2, fua: true };
     let transfer = Transfer { direction: Direction::HostToController, len: 64 };
-    assert_eq!(parse(&copy(2, 64, FUA)), Ok((expected, transfer)));
+    for (format, across) in [(0, false), (2 << 8, true)] {
+        let expected = IoCommand::Copy { namespace: 0, sdlba: 100, ranges: 2, across, fua: true };
+        assert_eq!(parse(&copy(2, 64, FUA | format)), Ok((expected, transfer)));
+    }
     assert!(parse(&copy(128, 4096, 0)).is_ok());
     for (sqe, status) in [
         (copy(129, 8192, 0), Status::COMMAND_SIZE_LIMIT_EXCEEDED),
@@ -133,12 +135,37 @@ fn copy_needs_its_ranges() {
         (copy(1, 0, 0), Status::DATA_SGL_LENGTH_INVALID),
         // other formats, protection information
         (copy(1, 4096, 1 << 8), Status::INVALID_FIELD),
-        (copy(1, 4096, 2 << 8), Status::INVALID_FIELD),
+        (copy(1, 4096, 3 << 8), Status::INVALID_FIELD),
         (copy(1, 4096, 1 << 12), Status::INVALID_FIELD),
         (Sqe { cdw10: 2048.into(), ..copy(1, 32, 0) }, Status::LBA_OUT_OF_RANGE),
         (Sqe { nsid: 2.into(), ..copy(1, 32, 0) }, Status::NAMESPACE_WRITE_PROTECTED),
     ] {
         assert_eq!(parse(&sqe), Err(status.dnr()), "{sqe:?}");
+    }
+}
+
+/// The checks of a Copy to block 100 within a namespace.
+fn check_copy(data: &[u8], ranges: u16, target: &Namespace) -> Result<(), (u16, Status)> {
+    let copy = CopyCommand { sdlba: 100, ranges, across: false, fua: false };
+    copy.check(data, target, |_| unreachable!("no range names a namespace"))
+}
+
+#[test]
+fn write_uncorrectable_is_only_on_test_namespaces() {
+    let parse = |uncorrectable, read_only, (slba, block_count)| {
+        let namespace = Namespace { uncorrectable, read_only, ..namespace(1) };
+        let sqe = command(io::WRITE_UNCORRECTABLE, slba, block_count);
+        parse_io(&sqe, &[namespace], &Limits::DEFAULT)
+    };
+    let expected = IoCommand::WriteUncorrectable { namespace: 0, slba: 1984, block_count: 64 };
+    assert_eq!(parse(true, false, (1984, 64)), Ok((expected, Transfer::default())));
+    for (uncorrectable, read_only, blocks, status) in [
+        (false, false, (0, 1), Status::INVALID_OPCODE),
+        (true, true, (0, 1), Status::NAMESPACE_WRITE_PROTECTED),
+        (true, false, (2047, 2), Status::LBA_OUT_OF_RANGE),
+        (true, false, (u64::MAX, 1), Status::LBA_OUT_OF_RANGE),
+    ] {
+        assert_eq!(parse(uncorrectable, read_only, blocks), Err(status.dnr()));
     }
 }
 
@@ -152,7 +179,7 @@ fn the_ranges_of_a_copy_are_checked_before_it_begins() {
         };
         let data: Vec<CopyRange> = ranges.iter().map(range).collect();
         let count = u16::try_from(ranges.len()).unwrap();
-        check_copy(data.as_bytes(), count, 100, &namespace(1))
+        check_copy(data.as_bytes(), count, &namespace(1))
     };
     assert_eq!(check(&[(0, 9), (110, 9), (50, 49)]), Err((1, Status::OVERLAPPING_IO_RANGE.dnr())));
     assert_eq!(check(&[(0, 9), (120, 9), (90, 9)]), Err((1, Status::OVERLAPPING_IO_RANGE.dnr())));
@@ -164,15 +191,15 @@ fn the_ranges_of_a_copy_are_checked_before_it_begins() {
     // more than there is behind block 100
     let small = Namespace { block_count: 110, ..namespace(1) };
     let eleven = CopyRange { nlb: 10.into(), ..CopyRange::default() };
-    assert_eq!(check_copy(eleven.as_bytes(), 1, 100, &small), beyond(0));
+    assert_eq!(check_copy(eleven.as_bytes(), 1, &small), beyond(0));
     let size = |place| Err((place, Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr()));
     assert_eq!(check(&[(0, 2048)]), size(0), "MSSRL");
     let large = Namespace { block_count: 1 << 20, ..namespace(1) };
     let ranges =
         [CopyRange { slba: 0x8_0000.into(), nlb: 2047.into(), ..CopyRange::default() }; 17];
-    assert_eq!(check_copy(ranges.as_bytes(), 16, 100, &large), Ok(()));
-    assert_eq!(check_copy(ranges.as_bytes(), 17, 100, &large), size(16), "MCL");
-    let short = check_copy(&ranges.as_bytes()[..40], 2, 100, &large);
+    assert_eq!(check_copy(ranges.as_bytes(), 16, &large), Ok(()));
+    assert_eq!(check_copy(ranges.as_bytes(), 17, &large), size(16), "MCL");
+    let short = check_copy(&ranges.as_bytes()[..40], 2, &large);
     assert_eq!(short, Err((1, Status::DATA_SGL_LENGTH_INVALID.dnr())));
 }
 

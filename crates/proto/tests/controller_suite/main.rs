@@ -10,6 +10,7 @@ mod features;
 mod identify;
 mod io;
 mod keep_alive;
+mod lba_status;
 mod logs;
 mod management;
 mod properties;

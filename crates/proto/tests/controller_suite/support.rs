@@ -58,6 +58,8 @@ pub(crate) fn namespace(nsid: u32) -> Namespace {
         protection: WriteProtection::None,
         deallocate: true,
         deallocate_zeroes: true,
+        knows_holes: false,
+        uncorrectable: false,
         ana_group: 0,
     }
 }

@@ -142,6 +142,11 @@ fn creation(
              bdev_error_create",
         ));
     }
+    if device.uncorrectable {
+        return Err(Failure::usage(
+            "uncorrectable cannot be asked for over RPC: raceline export takes it",
+        ));
+    }
     let block_size = device.block_size.map(|size| size.bytes());
     let uuid = device.uuid;
     let in_memory = |bytes: ByteSize, prefix: &str| {

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use crate::io::file_call::FileCall;
 use crate::io::{AllocateMode, Outcome};
 use crate::memory::buffer::{IoBuf, SharedBuf};
 
@@ -16,6 +17,7 @@ pub(crate) enum FileOp {
     Write { buf: SharedBuf, offset: u64, durable: bool },
     Sync,
     Allocate { mode: AllocateMode, offset: u64, len: u64 },
+    Call(Box<FileCall>),
 }
 
 impl FileOp {
@@ -25,6 +27,7 @@ impl FileOp {
             FileOp::Read { buf, .. } => Outcome::Read(result, buf),
             FileOp::Write { buf, .. } => Outcome::Written(result, buf),
             FileOp::Sync | FileOp::Allocate { .. } => Outcome::Synced(result),
+            FileOp::Call(call) => Outcome::Called(result, call),
         }
     }
 
@@ -50,6 +53,7 @@ impl FileOp {
             FileOp::Allocate { mode, offset, len } => {
                 Call::Allocate { mode: *mode, offset: *offset, len: *len }
             }
+            FileOp::Call(call) => Call::Other(&raw mut **call),
         }
     }
 }
@@ -60,6 +64,7 @@ pub(crate) enum Call {
     Write { from: *const u8, len: usize, offset: u64, durable: bool },
     Sync,
     Allocate { mode: AllocateMode, offset: u64, len: u64 },
+    Other(*mut FileCall),
 }
 
 // SAFETY: the pointers name memory of a `FileOp`. The maker of the call keeps that memory, and does
@@ -90,6 +95,11 @@ impl Call {
             }
             Call::Sync => file.sync_data(),
             Call::Allocate { mode, offset, len } => allocate(file, mode, offset, len),
+            Call::Other(call) => {
+                // SAFETY: the caller's promise.
+                let call = unsafe { &mut *call };
+                call.run(file)
+            }
         }
     }
 }

@@ -120,6 +120,21 @@ impl Region {
         unsafe { copy(from.as_ptr(), to, from.len()) };
     }
 
+    /// Copies a range to another place of the region. The ranges do not overlap. A thread that learns that it is done
+    /// finds the bytes there.
+    ///
+    /// # Panics
+    /// If a range is outside, or they overlap.
+    pub fn copy_within(&self, from: u64, to: u64, len: u64) {
+        assert!(from.abs_diff(to) >= len, "{len} bytes from {from} to {to} overlap");
+        let len = usize_of(len);
+        let (from, to) = (self.range(from, len), self.range(to, len));
+        let copy = if self.past_caches { stream::copy } else { stream::plain_copy };
+        // SAFETY: the ranges are inside and apart. As in `copy_out`, bytes that others write meanwhile may be a mixture.
+        unsafe { copy(from, to, len) };
+        stream::fence();
+    }
+
     /// Makes a range read zeroes, keeping its memory.
     ///
     /// # Panics

@@ -1,9 +1,16 @@
 //! Operations of files begin and end.
 
+use std::io;
+
 use super::UringIo;
 use super::ops::Kind;
+use crate::io::file_op::FileOp;
+use crate::io::file_threads::FileWorkers;
 use crate::io::socket::not_usable;
-use crate::io::{FileId, Outcome, Token};
+use crate::io::{Completion, FileCall, FileId, Outcome, Token};
+
+/// Calls of a core that can be in progress at once: they are rare, and each is short.
+const CALLERS: usize = 1;
 
 impl UringIo {
     /// One operation of a file has finished.
@@ -30,6 +37,45 @@ impl UringIo {
                 };
                 self.finish(token, outcome);
             }
+        }
+    }
+
+    /// Has a thread make a call, or gives it back.
+    pub(super) fn start_call(&mut self, file: FileId, token: Token, call: Box<FileCall>) {
+        let started = match self.files.get(file.0).filter(|slot| !slot.closing) {
+            None => Err((call, not_usable())),
+            // A generic device has commands only.
+            Some(slot) if slot.nvme.is_some() => Err((call, io::ErrorKind::Unsupported.into())),
+            Some(slot) => {
+                let file = slot.file.clone();
+                match self.open_callers() {
+                    Ok(callers) => match callers.start(file, token, FileOp::Call(call)) {
+                        Err(FileOp::Call(call)) => Err((call, io::ErrorKind::QuotaExceeded.into())),
+                        _ => Ok(()),
+                    },
+                    Err(error) => Err((call, error)),
+                }
+            }
+        };
+        if let Err((call, error)) = started {
+            self.finish(token, Outcome::Called(Err(error), call));
+        }
+    }
+
+    /// The threads that make calls; they start with the first call.
+    fn open_callers(&mut self) -> io::Result<&mut FileWorkers> {
+        let callers = match self.callers.take() {
+            Some(callers) => callers,
+            None => FileWorkers::new(self.waker.clone(), CALLERS)?,
+        };
+        Ok(self.callers.insert(callers))
+    }
+
+    /// Takes the calls that have been made.
+    #[inline]
+    pub(super) fn collect_calls(&mut self, done: &mut Vec<Completion>) {
+        if let Some(callers) = &mut self.callers {
+            callers.collect(done);
         }
     }
 }

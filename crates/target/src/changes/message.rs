@@ -9,7 +9,7 @@ use raceline_auth::{Finished, Verdict};
 use raceline_bdev::{BdevError, SharedBdev};
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
-use raceline_proto::nvme::{CommandId, HostId, NamespaceId, Nqn, QueueId, Status};
+use raceline_proto::nvme::{CommandId, NamespaceId, Nqn, QueueId, Status};
 use raceline_proto::reservation::{Notice, Registrant};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
@@ -17,7 +17,7 @@ use raceline_reactor::socket::Socket;
 use crate::changes::config::TargetError;
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::range_lock::LockId;
-use crate::path::traveller::Traveller;
+use crate::path::traveller::{Joined, Traveller};
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, Place};
@@ -86,8 +86,8 @@ pub(crate) enum Message {
         request: Box<ConnectRequest>,
         counters: Arc<QueueCounters>,
     },
-    /// The answer to [`Self::IoConnect`]: the host identifier of the controller.
-    IoConnected { to: ConnKey, result: Result<HostId, ConnectError> },
+    /// The answer to [`Self::IoConnect`].
+    IoConnected { to: ConnKey, result: Result<Joined, ConnectError> },
     /// An I/O queue that had joined is gone, all its commands with it.
     IoClosed { home: ConnKey, qid: QueueId, from: Place },
     /// Control: the connection is to move to another core as soon as it may.

@@ -264,6 +264,8 @@ pub(crate) fn identity(nsid: NamespaceId, uuid: [u8; 16]) -> Namespace {
         protection: WriteProtection::None,
         deallocate: false,
         deallocate_zeroes: false,
+        knows_holes: false,
+        uncorrectable: false,
         ana_group: 0,
     }
 }
@@ -279,6 +281,8 @@ pub(crate) fn with_device(namespace: &Namespace, info: &BdevInfo) -> Namespace {
         read_only: info.read_only,
         deallocate: info.deallocate,
         deallocate_zeroes: info.deallocate_zeroes,
+        knows_holes: info.knows_holes,
+        uncorrectable: info.uncorrectable,
         ..namespace.clone()
     }
 }

@@ -262,6 +262,26 @@ impl VisibleSubsystem {
         found.map_or(Ok(()), |slow| slow.check(sqe.opc, sqe.fuse()))
     }
 
+    /// A namespace that the host may read, and its device: what a Copy reads from.
+    ///
+    /// # Errors
+    /// The status of a Copy from there.
+    pub(crate) fn source(&self, nsid: NamespaceId) -> Result<(&Namespace, DeviceId), Status> {
+        let namespaces = &self.devices.subsystem.namespaces;
+        if let Some(place) = find_namespace(namespaces, nsid)
+            && let (Some(namespace), Some(device)) =
+                (namespaces.get(place), self.devices.devices.get(place))
+        {
+            return Ok((namespace, *device));
+        }
+        let found = self.apart.slow.iter().find(|slow| slow.namespace.nsid == nsid);
+        let slow = found.ok_or_else(|| self.refusal(nsid))?;
+        if !slow.rights.allow(AccessGroup::Read) {
+            return Err(Status::RESERVATION_CONFLICT.dnr());
+        }
+        Ok((&slow.namespace, slow.device))
+    }
+
     /// The namespace on a device, if the host can use it at least in part.
     pub(crate) fn on_device(&self, device: DeviceId) -> Option<&Namespace> {
         let apart = || {

@@ -11,8 +11,7 @@ use raceline_proto::controller::{
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
-    CommandId, ControllerId, Cqe, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
-    Status,
+    CommandId, ControllerId, Cqe, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
 };
 use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
@@ -24,6 +23,7 @@ use crate::path::commands::Commands;
 use crate::path::core::Core;
 use crate::path::fencing::Waiting;
 use crate::path::slots::{CommandSlot, Phase};
+use crate::path::traveller::{Joined, Switch};
 use crate::records::controllers::Found;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{CommandPlace, ConnKey, Place, SlotKey};
@@ -45,6 +45,8 @@ pub(crate) struct Association {
     commands_seen: u64,
     /// Controllers that wait for the end of this one.
     waiting: Waiting,
+    /// Whether Copy takes source ranges that name their namespaces; its I/O queues look at it.
+    copies_across: Switch,
     /// The identity of the key for TLS that the host has made for this association. It goes with it.
     generated: Option<String>,
 }
@@ -78,6 +80,7 @@ impl Association {
             closing_queues: false,
             commands_seen: 0,
             waiting: Waiting::default(),
+            copies_across: Switch::default(),
             generated: None,
         }
     }
@@ -135,11 +138,6 @@ impl Association {
             facts.controllers = core.shared.controllers_of(&self.nqn);
         }
         facts
-    }
-
-    /// The host identifier of the controller, for all of its queues.
-    pub(crate) fn hostid(&self) -> HostId {
-        self.controller.hostid()
     }
 
     /// Something has happened to the reservations of a namespace.
@@ -223,6 +221,7 @@ impl Association {
             };
             self.controller.handle_admin(cx.now, &sqe, data, reply, &facts)
         };
+        self.copies_across.set(self.controller.enables_copy_across());
         let reply = buf.filter(|_| direction == Direction::ControllerToHost);
         if matches!(outcome, AdminOutcome::Held) {
             // Before the actions: an event that waits completes the request there.
@@ -230,6 +229,12 @@ impl Association {
         }
         // An aborted command completes before the Abort that asked for it.
         let why = self.run_actions(commands, cx, core);
+        if let AdminOutcome::LbaStatus(query) = outcome {
+            let subsystem = core.snapshot.subsystem(&self.nqn).cloned();
+            let room = (subsystem.as_deref(), reply);
+            commands.begin_lba_status(cx, core, command, *query, room);
+            return why;
+        }
         self.answer(commands, core, command, outcome, reply);
         why
     }
@@ -288,7 +293,8 @@ impl Association {
             | AdminOutcome::Manage(_)
             | AdminOutcome::CrossReset(_)
             | AdminOutcome::Reserve { .. }
-            | AdminOutcome::Protect { .. } => {}
+            | AdminOutcome::Protect { .. }
+            | AdminOutcome::LbaStatus(_) => {}
         }
     }
 
@@ -461,7 +467,7 @@ impl Association {
         place: Place,
         request: &ConnectRequest,
         counters: Arc<QueueCounters>,
-    ) -> Result<(), ConnectError> {
+    ) -> Result<Joined, ConnectError> {
         if !open || self.closing_queues {
             return Err(controller_gone());
         }
@@ -470,7 +476,9 @@ impl Association {
             stats.attach(Arc::clone(&counters));
         }
         self.queues.push(JoinedQueue { qid: request.qid, place, counters });
-        Ok(())
+        self.copies_across.set(self.controller.enables_copy_across());
+        let copies_across = self.copies_across.clone();
+        Ok(Joined { hostid: self.controller.hostid(), copies_across })
     }
 
     /// An I/O queue is gone with all its commands.

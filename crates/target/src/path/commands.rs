@@ -13,6 +13,7 @@ mod data;
 mod digest;
 mod fused;
 mod io;
+mod lba_status;
 mod moving;
 mod reservation;
 mod throttled;

@@ -639,7 +639,8 @@ impl Service for PollGroup {
             Outcome::Connected(_)
             | Outcome::Read(..)
             | Outcome::Written(..)
-            | Outcome::Synced(_) => {
+            | Outcome::Synced(_)
+            | Outcome::Called(..) => {
                 debug_assert!(false, "connections start no such operation");
             }
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use raceline_bdev::{BdevError, OpKind};
-use raceline_proto::controller::IoCommand;
+use raceline_proto::controller::{CopyCommand, IoCommand, LbaStatusQuery};
 use raceline_proto::nvme::{CommandId, Sqe, Status, Transfer};
 use raceline_reactor::IoBuf;
 
@@ -98,20 +98,34 @@ pub(crate) struct Half {
     pub(crate) lock: Option<LockId>,
 }
 
-/// A Copy under way: it reads and writes one piece after the other.
+/// What only a few kinds of commands have to keep.
+#[derive(Debug)]
+pub(crate) enum Extra {
+    /// It is a Copy under way.
+    Copy(Copying),
+    /// It is a Get LBA Status whose device has been asked.
+    LbaStatus { query: LbaStatusQuery, block_size: u64 },
+}
+
+/// A Copy under way: it copies one piece after the other.
 #[derive(Debug)]
 pub(crate) struct Copying {
     /// The source ranges, as the host sent them.
     pub(crate) ranges: IoBuf,
-    pub(crate) range_count: u16,
+    pub(crate) command: CopyCommand,
     /// The range that is being copied, and how many of its blocks have been.
     pub(crate) range: u16,
     pub(crate) range_done: u32,
     /// Where its next block goes.
     pub(crate) next: u64,
-    /// Blocks of the piece that is being written; 0: it is being read.
+    /// Blocks of the piece that is being written, or copied by the device; 0: it is being read.
     pub(crate) writing: u32,
-    pub(crate) fua: bool,
+    /// The device copies the piece.
+    pub(crate) is_whole: bool,
+    /// The device has said that it cannot copy.
+    pub(crate) by_hand: bool,
+    /// What the meter of another namespace's device counts when it has been read.
+    pub(crate) read: Option<(DeviceId, Measured)>,
 }
 
 /// What the meter of a device counts when the device is done with a command.
@@ -164,8 +178,8 @@ pub(crate) struct Slot {
     pub(crate) measured: Option<Measured>,
     /// It is half of a fused operation.
     pub(crate) half: Option<Half>,
-    /// It is a Copy under way.
-    pub(crate) copying: Option<Box<Copying>>,
+    /// What only a few kinds of commands have.
+    pub(crate) extra: Option<Box<Extra>>,
 }
 
 impl Slot {
@@ -197,7 +211,7 @@ impl Slot {
             status,
             measured,
             half,
-            copying,
+            extra,
         } = self;
         *generation = generation.next();
         *phase = Phase::Free;
@@ -211,12 +225,20 @@ impl Slot {
         *status = Status::SUCCESS;
         *measured = None;
         *half = None;
-        *copying = None;
+        *extra = None;
     }
 
     #[inline]
     pub(crate) fn cid(&self) -> CommandId {
         self.sqe.command_id()
+    }
+
+    /// The Copy under way.
+    pub(crate) fn copying(&mut self) -> Option<&mut Copying> {
+        match self.extra.as_deref_mut() {
+            Some(Extra::Copy(copying)) => Some(copying),
+            _ => None,
+        }
     }
 
     #[inline]
@@ -244,6 +266,7 @@ impl Slot {
             Some(
                 IoCommand::Write { .. }
                     | IoCommand::Copy { .. }
+                    | IoCommand::WriteUncorrectable { .. }
                     | IoCommand::WriteZeroes { .. }
                     | IoCommand::DatasetManagement { deallocate: true, .. }
             )

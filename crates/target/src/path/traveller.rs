@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use raceline_proto::nvme::{QueueId, Sqe};
+use raceline_proto::nvme::{HostId, QueueId, Sqe};
 use raceline_proto::tcp::ControllerQueue;
 use raceline_reactor::Socket;
 
@@ -18,6 +19,30 @@ pub(crate) struct IoQueue {
     pub(crate) qid: QueueId,
     pub(crate) home: Home,
     pub(crate) visible: VisibleSubsystem,
+    /// The host has enabled source ranges of Copy that name their namespaces.
+    pub(crate) copies_across: Switch,
+}
+
+/// What an I/O queue learns of its controller when it joins.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) hostid: HostId,
+    /// [`IoQueue::copies_across`].
+    pub(crate) copies_across: Switch,
+}
+
+/// What a controller tells its I/O queues on other cores, who look at it before rare commands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Switch(Arc<AtomicBool>);
+
+impl Switch {
+    pub(crate) fn set(&self, on: bool) {
+        self.0.store(on, Ordering::Release);
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// The form of a queue's answers, as its Connect has requested.

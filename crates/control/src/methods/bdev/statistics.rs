@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use raceline_bdev::{
-    DEFAULT_GRANULARITY, DeviceStats, Histogram, HistogramShape, IoTotals, KindTotals, OpKind,
+    DEFAULT_GRANULARITY, DeviceStats, Histogram, HistogramShape, IoTotals, OpKind,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -115,14 +115,14 @@ fn describe_bdev(bdev: &Entry) -> Value {
     text.into()
 }
 
-/// The counters by SPDK's names. There is no copy command.
+/// The counters by SPDK's names. A Copy that the device does itself counts as a copy; one that reads and writes
+/// counts as a write.
 fn describe(text: &mut Map<String, Value>, totals: &IoTotals) {
-    let none = KindTotals::default();
     let kinds = [
         ("read", "read", totals.of(OpKind::Read)),
         ("written", "write", totals.of(OpKind::Write)),
         ("unmapped", "unmap", totals.of(OpKind::Deallocate)),
-        ("copied", "copy", &none),
+        ("copied", "copy", totals.of(OpKind::Copy)),
     ];
     for (done, kind, totals) in kinds {
         text.insert(format!("bytes_{done}"), totals.bytes.into());
@@ -185,8 +185,9 @@ fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, Rp
         Some("flush") => Some(OpKind::Flush),
         Some("unmap") => Some(OpKind::Deallocate),
         Some("write_zeroes") => Some(OpKind::WriteZeroes),
+        Some("copy") => Some(OpKind::Copy),
         Some(other) => {
-            let detail = format!("`{other}`: use read, write, flush, unmap or write_zeroes");
+            let detail = format!("`{other}`: use read, write, flush, unmap, write_zeroes or copy");
             return Err(RpcError::internal("Invalid Io type").because(detail));
         }
     };

@@ -107,7 +107,12 @@ impl Channel for BusyChannel {
                 let len = data.len();
                 Some(Payload::Shared(data, 0..len))
             }
-            Op::Flush | Op::WriteZeroes { .. } | Op::Deallocate { .. } => None,
+            Op::Flush
+            | Op::WriteZeroes { .. }
+            | Op::Deallocate { .. }
+            | Op::Copy { .. }
+            | Op::Find { .. }
+            | Op::WriteUncorrectable { .. } => None,
         };
         let status = Status::FORMAT_IN_PROGRESS;
         let error = BdevError::Status { sct: status.sct(), sc: status.sc() };

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use raceline_accel::OpCode;
 use raceline_bdev::{BdevError, Done, Op, OpKind};
-use raceline_proto::controller::{IoCommand, parse_io, parse_ranges};
+use raceline_proto::controller::{CopyCommand, IoCommand, parse_io, parse_ranges};
 use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{Cqe, Sqe, Status, Transfer};
 use raceline_proto::reservation::is_reservation_command;
@@ -300,9 +300,11 @@ impl Commands {
                 let buf = self.take_buffer_or_heap(cx, len);
                 Op::Read { offset, len, buf: Some(buf) }
             }
-            IoCommand::Copy { sdlba, ranges, fua, .. } => {
-                return self.begin_copy(cx, core, command, sdlba, (ranges, fua));
+            IoCommand::Copy { sdlba, ranges, across, fua, .. } => {
+                let copy = CopyCommand { sdlba, ranges, across, fua };
+                return self.begin_copy(cx, core, command, copy);
             }
+            IoCommand::WriteUncorrectable { .. } => Op::WriteUncorrectable { offset, len },
             IoCommand::DatasetManagement { ranges, deallocate, .. } => {
                 return self.manage_ranges(cx, core, command, ranges, deallocate);
             }
@@ -403,18 +405,23 @@ impl Commands {
         if let Err(error) = result
             && slot.status.is_success()
         {
+            if slot.copying().is_some_and(|copying| copying.goes_on_by_hand(error)) {
+                return self.copy_piece(cx, core, command);
+            }
             slot.status = status_of(error);
             if matches!(error, BdevError::ReadFault | BdevError::WriteFault) {
                 self.out.counters.media_errors.add(1);
             }
         }
         if slot.pending > 0 {
-            if slot.copying.is_some() {
+            if slot.extra.is_some() {
                 self.copied_part(cx, core, command, payload);
             }
             return;
         }
-        let Some(job) = &slot.job else { return };
+        let Some(job) = &slot.job else {
+            return self.lba_status_found(core, command, payload.as_ref());
+        };
         if core.meters
             && let Some(measured) = slot.measured.take()
         {
@@ -467,7 +474,7 @@ impl Commands {
         let cqe = Cqe { cid: slot.cid(), status: slot.status, ..Cqe::default() };
         if self.out.is_muted() || !cqe.status.is_success() {
             // The first range that was not copied (NVM Command Set 1.0, 3.2.2).
-            let dw0 = slot.copying.as_ref().map_or(0, |copying| copying.range.into());
+            let dw0 = slot.copying().map_or(0, |copying| copying.range.into());
             return self.finish(core, command, Cqe { dw0, ..cqe });
         }
         match (slot.way, payload) {
@@ -565,6 +572,7 @@ fn byte_range(command: &IoCommand, block_size: u64) -> Range<u64> {
         | IoCommand::Write { slba, block_count, .. }
         | IoCommand::Compare { slba, block_count, .. }
         | IoCommand::Verify { slba, block_count, .. }
+        | IoCommand::WriteUncorrectable { slba, block_count, .. }
         | IoCommand::WriteZeroes { slba, block_count, .. } => blocks(slba, block_count),
         // Ranges are known when the data has come; a fence anywhere holds the command.
         IoCommand::DatasetManagement { .. } | IoCommand::Copy { .. } => 0..u64::MAX,

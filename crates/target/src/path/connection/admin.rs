@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use raceline_proto::controller::{ConnectError, ConnectRequest, ErrorEntry};
 use raceline_proto::nvme::authentication::is_authentication;
-use raceline_proto::nvme::{HostId, NamespaceId, Nqn, QueueId, Sqe, Status};
+use raceline_proto::nvme::{NamespaceId, Nqn, QueueId, Sqe, Status};
 use raceline_proto::reservation::Notice;
 use raceline_reactor::Context;
 
@@ -12,6 +12,7 @@ use super::{Connection, Role};
 use crate::path::core::Core;
 use crate::path::life::LifeState;
 use crate::path::slots::CommandSlot;
+use crate::path::traveller::Joined;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{Place, SlotKey};
 
@@ -103,11 +104,10 @@ impl Connection {
         from: Place,
         request: &ConnectRequest,
         counters: Arc<QueueCounters>,
-    ) -> Option<Result<HostId, ConnectError>> {
+    ) -> Option<Result<Joined, ConnectError>> {
         let open = self.life.state == LifeState::Open && self.commands.is_proven();
         let Role::Admin(association) = &mut self.role else { return None };
         let result = association.join(cx.now, open, from, request, counters);
-        let result = result.map(|()| association.hostid());
         self.run_actions(cx, core);
         Some(result)
     }

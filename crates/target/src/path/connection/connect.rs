@@ -8,7 +8,7 @@ use raceline_proto::controller::{
     connect_transfer, parse_connect,
 };
 use raceline_proto::nvme::fabrics::ConnectResponse;
-use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, HostNqn};
+use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostNqn};
 use raceline_proto::reservation::ReservingHost;
 use raceline_reactor::{Context, IoBuf};
 
@@ -23,6 +23,7 @@ use crate::path::core::Core;
 use crate::path::life::LifeState;
 use crate::path::outbox::Answers;
 use crate::path::slots::{CommandSlot, Slots};
+use crate::path::traveller::Joined;
 use crate::records::controllers::NewController;
 use crate::records::counters::QueueTotals;
 use crate::records::ledger::QueueRecord;
@@ -244,7 +245,7 @@ impl Connection {
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
-        result: Result<HostId, ConnectError>,
+        result: Result<Joined, ConnectError>,
     ) {
         self.life.awaiting -= 1;
         let Role::Joining(request, home) = std::mem::replace(&mut self.role, Role::New) else {
@@ -257,11 +258,12 @@ impl Connection {
         // Slot 0 is the only one before Connect; a close has freed it.
         let command = self.commands.slots.resume_at(0);
         let error = match (result, reached) {
-            (Ok(id), Some(subsystem)) => {
-                let host = ReservingHost { id, name: request.hostnqn.clone() };
+            (Ok(Joined { hostid, copies_across }), Some(subsystem)) => {
+                let host = ReservingHost { id: hostid, name: request.hostnqn.clone() };
                 let visible = VisibleSubsystem::new(subsystem, host, port_id);
                 // Until the host has proved itself, if it has to.
-                self.role = Role::Proving(Box::new(IoQueue { qid: request.qid, home, visible }));
+                let qid = request.qid;
+                self.role = Role::Proving(Box::new(IoQueue { qid, home, visible, copies_across }));
                 let Some(command) = command else { return };
                 let cid = self.commands.slots.get(command.key()).cid();
                 self.commands.slots.release(command);

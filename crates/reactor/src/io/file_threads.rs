@@ -15,11 +15,8 @@ use crate::io::{Completion, Token};
 use crate::thread::affinity::unpin;
 use crate::thread::waker::Waker;
 
-/// File calls that can be in progress at once, per core. More wait in line.
-const FILE_THREADS: usize = 4;
-
 /// The threads of one core, and what they work on.
-pub(super) struct FileWorkers {
+pub(crate) struct FileWorkers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// Operations not yet collected: they own the memory that the threads use.
@@ -49,7 +46,8 @@ struct Job {
 }
 
 impl FileWorkers {
-    pub(super) fn new(waker: Waker) -> io::Result<FileWorkers> {
+    /// `threads` calls can be in progress at once; more wait in line.
+    pub(crate) fn new(waker: Waker, threads: usize) -> io::Result<FileWorkers> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             not_empty: Condvar::new(),
@@ -59,11 +57,11 @@ impl FileWorkers {
         });
         let mut workers = FileWorkers {
             shared: shared.clone(),
-            threads: Vec::with_capacity(FILE_THREADS),
+            threads: Vec::with_capacity(threads),
             ops: Slab::new(),
             finished: Vec::new(),
         };
-        for _ in 0..FILE_THREADS {
+        for _ in 0..threads {
             let shared = shared.clone();
             let builder = std::thread::Builder::new().name("file-io".to_owned());
             workers.threads.push(builder.spawn(move || shared.work())?);
@@ -72,7 +70,7 @@ impl FileWorkers {
     }
 
     /// Queues an operation; gives it back if there are too many already.
-    pub(super) fn start(
+    pub(crate) fn start(
         &mut self,
         file: Arc<File>,
         token: Token,
@@ -87,7 +85,7 @@ impl FileWorkers {
     }
 
     /// Takes what the threads have finished.
-    pub(super) fn collect(&mut self, done: &mut Vec<Completion>) {
+    pub(crate) fn collect(&mut self, done: &mut Vec<Completion>) {
         if self.shared.finished_count.load(Ordering::Acquire) == 0 {
             return;
         }
