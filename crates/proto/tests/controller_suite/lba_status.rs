@@ -1,6 +1,7 @@
 //! Get LBA Status: what it asks, what is refused, and how the answer is put together.
 
 use std::ops::Range;
+use std::slice::from_ref;
 
 use raceline_proto::controller::{AdminOutcome, Controller, LbaState, LbaStatusQuery};
 use raceline_proto::nvme::identify::cns;
@@ -114,7 +115,7 @@ fn an_answer_says_whether_it_is_whole() {
     const FULL: u8 = 1;
     const ALL: u8 = 2;
     assert_eq!(put(2, &[], 40), (0, ALL, vec![(0, 0), (0, 0)]));
-    assert_eq!(put(2, &[3..5], 40), (1, ALL, vec![(3, 2), (0, 0)]));
+    assert_eq!(put(2, from_ref(&(3..5)), 40), (1, ALL, vec![(3, 2), (0, 0)]));
     // There may be more.
     assert_eq!(put(2, &[3..5, 9..10], 40), (2, FULL, vec![(3, 2), (9, 1)]));
     // More blocks than a descriptor can tell.
@@ -122,8 +123,11 @@ fn an_answer_says_whether_it_is_whole() {
     let most = u32::MAX;
     let rest = u32::try_from(large - 2 * u64::from(most)).unwrap();
     let third = (2 * u64::from(most), rest);
-    assert_eq!(put(9, &[0..large], 56), (3, ALL, vec![(0, most), (most.into(), most), third]));
-    assert_eq!(put(9, &[0..large], 40).1, FULL);
+    assert_eq!(
+        put(9, from_ref(&(0..large)), 56),
+        (3, ALL, vec![(0, most), (most.into(), most), third])
+    );
+    assert_eq!(put(9, from_ref(&(0..large)), 40).1, FULL);
     assert_eq!(put(0, &[], 8), (0, FULL, vec![]));
     // A host that has room for half of the head gets that.
     let (nsid, state) = (NamespaceId(1), LbaState::Unreadable);
