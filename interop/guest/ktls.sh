@@ -66,6 +66,21 @@ auto() {
         grep -q 'made in user space' /tmp/auto.out || { cat /tmp/auto.out; fail "nothing says why"; }
     fi
 }
+# keyring: our host takes the key from the kernel's keyring, where nvme-cli has put it, and only from there.
+keyring() {
+    local version key host="-a $ADDR -s $USER_PORT -n $NQN -q $HOSTNQN -l 0"
+    for version in 1 0; do
+        keyctl clear %:.nvme
+        tls_insert "$KEY" $version
+        for key in kernel: "kernel:$(keyctl rlist %:.nvme)"; do
+            # shellcheck disable=SC2086  # a list of words
+            $RACELINE identify $host --tls-psk "$key" | grep "$NQN"
+        done
+    done
+    keyctl clear %:.nvme
+    # shellcheck disable=SC2086
+    refused 'no key of type psk' $RACELINE identify $host --tls-psk kernel:
+}
 daemon() {
     printf '[debug]\nloglevel=1\n[authenticate]\nkeyrings=.nvme\n' >/etc/tlshd.conf
     start-stop-daemon -S -b -x /usr/sbin/tlshd -- -s -c /etc/tlshd.conf
@@ -100,6 +115,7 @@ for way in "$KERNEL_PORT on 2 both" "$KERNEL_PORT off 1 target" "$USER_PORT on 1
     check "small-$4" 90 by_kernel "$3" 3 pair "$1" "$2" 4k
     check "large-$4" 90 by_kernel "$3" 3 pair "$1" "$2" 128k
 done
+check keyring 60 keyring
 check tlshd 20 daemon
 check kernel-host 120 by_kernel 2 3 kernel_host
 check kernel-host-reset 90 by_kernel 2 3 reset

@@ -178,6 +178,39 @@ impl PskIdentity {
         }
     }
 
+    /// Reads the identity of a retained or of a generated key: `NVMe<version><R|G><hash> <host> <subsystem>`, and in
+    /// version 1 the digest. Linux keeps keys for TLS under it. `None`: the text is none.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (form, names) = text.split_once(' ')?;
+        let version = match form.get(..6)? {
+            "NVMe0R" | "NVMe0G" => IdentityVersion::Zero,
+            "NVMe1R" | "NVMe1G" => IdentityVersion::One,
+            _ => return None,
+        };
+        let hash = match form.get(6..)? {
+            "01" => Hash::Sha256,
+            "02" => Hash::Sha384,
+            _ => return None,
+        };
+        let words: Vec<&str> = names.split(' ').collect();
+        let digest = match (version, &words[..]) {
+            (IdentityVersion::Zero, [_, _]) => None,
+            (IdentityVersion::One, [_, _, digest]) => Some((*digest).to_owned()),
+            _ => return None,
+        };
+        words.iter().all(|word| !word.is_empty()).then(|| {
+            let text = text.to_owned();
+            Self { text, version, digest, hash }
+        })
+    }
+
+    /// The hash of the cipher suite that goes with the key.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        self.hash
+    }
+
     /// The identity, as TLS carries it.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -305,6 +338,17 @@ pub struct TlsPsk {
 }
 
 impl TlsPsk {
+    /// A key that was derived elsewhere, for a suite with this hash.
+    ///
+    /// # Errors
+    /// When it does not have as many bytes as the hash.
+    pub fn new(key: &[u8], hash: Hash) -> Result<Self, KeyError> {
+        if key.len() != hash.len() || hash == Hash::Sha512 {
+            return Err(KeyError::Length);
+        }
+        Ok(Self { key: SecretBytes::new(key), hash })
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &SecretBytes {
@@ -456,6 +500,38 @@ mod tests {
         let (host, rest) = (nqn("a b"), nqn("c"));
         assert!(!identity_names("NVMe0R01 a b c", &host, &rest));
         assert!(!identity_names("NVMe1R01 a b c", &nqn("a"), &nqn("b c")));
+    }
+
+    #[test]
+    fn identities_are_read_back() {
+        let (host, subsystem) = (nqn("nqn.host"), nqn("nqn.sub"));
+        for text in [TEXT_01, TEXT_02] {
+            let psk = TlsKey::parse(text).unwrap().retained(&host);
+            for version in [IdentityVersion::Zero, IdentityVersion::One] {
+                let (identity, key) = psk.for_tls(version, &host, &subsystem).unwrap();
+                assert_eq!(PskIdentity::parse(identity.as_str()), Some(identity.clone()));
+                let bytes = key.key().expose();
+                assert_eq!(TlsPsk::new(bytes, identity.hash()), Ok(key.clone()));
+                assert_eq!(TlsPsk::new(&bytes[1..], identity.hash()), Err(KeyError::Length));
+            }
+        }
+        assert_eq!(TlsPsk::new(&[0; 64], Hash::Sha512), Err(KeyError::Length));
+        for text in [
+            "",
+            "NVMe0R01",
+            "NVMe0R01 nqn.host",
+            "NVMe0R01 nqn.host nqn.sub digest=",
+            "NVMe1R01 nqn.host nqn.sub",
+            "NVMe1R01 nqn.host nqn.sub digest= more",
+            "NVMe1R01 nqn.host  digest=",
+            "NVMe1R03 nqn.host nqn.sub digest=",
+            "NVMe1R0 nqn.host nqn.sub digest=",
+            "NVMe1X01 nqn.host nqn.sub digest=",
+            "NVMe2R01 nqn.host nqn.sub digest=",
+            "NVM\u{e9}R01 nqn.host nqn.sub",
+        ] {
+            assert_eq!(PskIdentity::parse(text), None, "{text}");
+        }
     }
 
     #[test]

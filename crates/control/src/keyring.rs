@@ -6,6 +6,7 @@
 
 pub mod file;
 pub mod folder;
+pub mod kernel;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +18,7 @@ use raceline_auth::{DhchapSecret, KeyError, TlsKey};
 
 use file::{FileError, Protection};
 pub use folder::{KeyFolder, Places};
+pub use kernel::{KernelKey, KernelKeyError};
 
 /// The longest name of a key in bytes.
 const MAX_NAME_BYTES: usize = 255;

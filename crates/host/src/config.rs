@@ -12,6 +12,7 @@ use raceline_reactor::StreamProvider;
 
 use crate::credentials::CredentialStore;
 use crate::gather::I10Config;
+use crate::generated::GeneratedStreams;
 use crate::maps::QueueRequest;
 use crate::path::{Fence, MultipathConfig, PathAddress, PathAna};
 use crate::placement::HostPlacement;
@@ -286,7 +287,7 @@ pub struct Association {
     /// Says when its commands can execute no more.
     pub fence: Arc<Fence>,
     /// What carries its connections, if an authentication has made a key for that; `None`: what the host has.
-    pub generated: Option<Arc<dyn StreamProvider>>,
+    pub generated: Option<Arc<GeneratedStreams>>,
 }
 
 impl Association {
@@ -325,7 +326,7 @@ pub struct QueuePairConfig {
     /// For an admin queue that makes a key before it is used; `None`: it does not.
     pub concatenator: Option<Concatenator>,
     /// What carries its bytes because an authentication has made a key for that; it takes the place of `streams`.
-    pub generated: Option<Arc<dyn StreamProvider>>,
+    pub generated: Option<Arc<GeneratedStreams>>,
     /// CNTLID: the association of an I/O queue; [`ControllerId::DYNAMIC`] for an admin queue.
     pub cntlid: ControllerId,
     /// QID.

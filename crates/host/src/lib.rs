@@ -38,6 +38,7 @@ mod credentials;
 pub mod error;
 mod follower;
 pub mod gather;
+mod generated;
 pub mod maps;
 pub mod multipath;
 pub mod naming;
@@ -60,6 +61,7 @@ pub use counters::{QueueCounters, QueueTotals};
 pub use credentials::{CredentialStore, Credentials};
 pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
+pub use generated::GeneratedStreams;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
 pub use multipath::{
     MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy,

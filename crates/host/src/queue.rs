@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use raceline_auth::Concatenation;
 use raceline_proto::host::{CommandTable, command};
 use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::opcode::admin;
@@ -35,6 +36,7 @@ use crate::config::{MAX_ENTRIES, MAX_SEND_PDUS, MIN_ENTRIES, QueuePairConfig};
 use crate::counters::QueueCounters;
 use crate::error::{CommandError, HostError, Phase, RejectedReason};
 use crate::gather::{Gathering, I10Config};
+use crate::generated::GeneratedStreams;
 use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use plan::{Plan, UnderWay};
@@ -254,23 +256,35 @@ impl QueuePair {
     }
 
     /// What carries its bytes because an authentication has made a key for that.
-    pub(crate) fn generated(&self) -> Option<Arc<dyn StreamProvider>> {
+    pub(crate) fn generated(&self) -> Option<Arc<GeneratedStreams>> {
         self.config.generated.clone()
     }
 
     /// Sets what carries the bytes of its next connection in the same way.
-    pub(crate) fn set_generated(&mut self, generated: Option<Arc<dyn StreamProvider>>) {
+    pub(crate) fn set_generated(&mut self, generated: Option<Arc<GeneratedStreams>>) {
         self.config.generated = generated;
     }
 
     /// The provider that carries its bytes; `None`: the kernel's TCP.
-    fn streams(&self) -> Option<&Arc<dyn StreamProvider>> {
-        self.config.generated.as_ref().or(self.config.streams.as_ref())
+    fn streams(&self) -> Option<&dyn StreamProvider> {
+        match &self.config.generated {
+            Some(generated) => Some(&**generated),
+            None => self.config.streams.as_deref(),
+        }
+    }
+
+    /// The key for TLS that an authentication on this queue makes.
+    fn concatenation(&self) -> Concatenation {
+        match (&self.config.concatenator, &self.config.generated) {
+            (None, _) => Concatenation::None,
+            (Some(_), None) => Concatenation::New,
+            (Some(_), Some(_)) => Concatenation::Replace,
+        }
     }
 
     /// Whether the connection is there only to make a key for TLS.
     fn only_makes_key(&self) -> bool {
-        self.config.concatenator.is_some() && self.config.generated.is_none()
+        self.concatenation() == Concatenation::New
     }
 
     /// Accepts a command; it leaves with the next [`Self::flush`] unless it may wait for others

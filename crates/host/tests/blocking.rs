@@ -170,3 +170,21 @@ fn a_remote_namespace_is_a_block_device() {
         assert!(start.elapsed() < LIMIT, "still connected");
     }
 }
+
+/// As a target does that takes connections over TLS only, and closes others without having read what they send.
+#[test]
+fn a_reset_before_the_first_answer_says_what_may_be_the_reason() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let peer = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        assert_eq!(stream.peek(&mut [0]).unwrap(), 1);
+    });
+    let mut config = HostConfig { address, ..config() };
+    config.backoff.give_up_after = Some(Duration::ZERO);
+    let error = Host::connect(config).unwrap_err();
+    assert!(matches!(error, HostError::ClosedEarly(_)), "{error}");
+    assert!(error.to_string().contains("--tls-psk"), "{error}");
+    peer.join().unwrap();
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_bdev::Identity;
+use raceline_control::keyring::KernelKey;
 use raceline_host::blocking::Host;
 use raceline_host::multipath::DEFAULT_QUIESCE;
 use raceline_host::{
@@ -217,17 +218,32 @@ fn tls(
     host: &Nqn,
     subsystem: &Nqn,
 ) -> Result<Option<Arc<dyn StreamProvider>>, Failure> {
-    let key = secrets::secret("--tls-psk", args.tls_psk.as_deref(), "RACELINE_TLS_PSK")?;
-    let Some(key): Option<TlsKey> = key else { return Ok(None) };
-    let key = key.with_derivation(secrets::derivation(args.tls_compat));
+    let Some(psk) = psk(args, host, subsystem)? else { return Ok(None) };
+    let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
+    Ok(Some(Arc::new(TlsConnector::new(psk).with_offload(offload))))
+}
+
+/// The key that this host offers to the subsystem; `None`: it has none.
+fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientPsk>, Failure> {
+    let unusable = |error: &dyn std::fmt::Display| Failure::usage(format!("--tls-psk: {error}"));
+    let derivation = secrets::derivation(args.tls_compat);
     let version = match args.tls_identity {
         0 => IdentityVersion::Zero,
         _ => IdentityVersion::One,
     };
-    let psk = ClientPsk::new(&key, version, host, subsystem)
-        .map_err(|error| Failure::usage(format!("--tls-psk: {error}")))?;
-    let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
-    Ok(Some(Arc::new(TlsConnector::new(psk).with_offload(offload))))
+    let given = args.tls_psk.as_deref();
+    if let Some(key) = given.and_then(|given| KernelKey::parse(&given.to_string_lossy())) {
+        let psk = key.client_psk((host, subsystem), version, derivation);
+        let psk = psk.map_err(|error| unusable(&error))?;
+        raceline_sandbox::hide_memory().map_err(Failure::runtime)?;
+        return Ok(Some(psk));
+    }
+    let Some(key) = secrets::secret::<TlsKey>("--tls-psk", given, "RACELINE_TLS_PSK")? else {
+        return Ok(None);
+    };
+    let key = key.with_derivation(derivation);
+    let psk = ClientPsk::new(&key, version, host, subsystem);
+    Ok(Some(psk.map_err(|error| unusable(&error))?))
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.

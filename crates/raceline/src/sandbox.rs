@@ -50,6 +50,7 @@ pub(crate) fn enter_export(
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
         counters: true,
+        keyrings: false,
         capabilities: capabilities_of_export(args, listen),
     };
     enter_as(args.sandbox.sandbox, &policy)
@@ -115,6 +116,8 @@ pub(crate) fn enter_serve(
         listens: None,
         abstract_sockets: notifies_by_name,
         counters: false,
+        // Pre-shared keys of attached controllers.
+        keyrings: true,
         capabilities: CapabilitySet::NET_ADMIN
             | CapabilitySet::NET_BIND_SERVICE
             | CapabilitySet::DAC_OVERRIDE

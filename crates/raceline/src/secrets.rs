@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use raceline_auth::{Derivation, DhchapSecret, KeyError, TlsKey};
-use raceline_control::keyring::Places;
 use raceline_control::keyring::file::{self, Protection};
+use raceline_control::keyring::{KernelKey, Places};
 use zeroize::Zeroizing;
 
 use crate::cli::key::{DEFAULT_STATE_DIR, STATE_VARIABLE};
@@ -62,14 +62,14 @@ pub(crate) fn secret<S: Secret>(
     Ok(Some(secret))
 }
 
-/// The secret in a file that only its owner can read, or of a key by its name.
+/// The secret in a file that only its owner can read, or of a key by its name, or of a key of the kernel.
 pub(crate) fn from_file<S: Secret>(option: &str, path: &Path) -> Result<S, Failure> {
     text(option, path)?.parse().map_err(|error: KeyError| {
         Failure::usage(format!("{option}: cannot use the secret in {}: {error}", path.display()))
     })
 }
 
-/// The text of a key: of a file that only its owner can read, of a pipe, or of a key by its name.
+/// The text of a key: of a file that only its owner can read, of a pipe, of a key by its name, or of a key of the kernel.
 pub(crate) fn text(option: &str, path: &Path) -> Result<Zeroizing<String>, Failure> {
     let given = path.to_string_lossy();
     if [DhchapSecret::PREFIX, TlsKey::PREFIX].iter().any(|prefix| given.starts_with(prefix)) {
@@ -77,6 +77,9 @@ pub(crate) fn text(option: &str, path: &Path) -> Result<Zeroizing<String>, Failu
             "{option} takes a file with the secret, since every user can read command lines: write the secret into a \
              file of mode 0600"
         )));
+    }
+    if let Some(key) = KernelKey::parse(&given) {
+        return key.text().map_err(|error| Failure::usage(format!("{option}: {error}")));
     }
     let state_dir = std::env::var_os(STATE_VARIABLE).map(PathBuf::from);
     let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_STATE_DIR));

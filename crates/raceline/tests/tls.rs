@@ -7,10 +7,13 @@ mod support;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::{Export, Scratch, run};
+use rustix::process::Signal;
+use serde_json::json;
+use support::{Export, Scratch, Served, call, run};
 
 const HOST: &str = "nqn.2014-08.org.example:friend";
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n";
@@ -302,4 +305,57 @@ fn who_taps_the_wire_sees_names_in_the_first_message_only() {
             assert!(shown.iter().all(|count| *count > 0), "{shown:?}");
         }
     }
+}
+
+/// A key of this test in the user's keyring; dropping takes it away.
+struct KernelKey(linux_keyutils::Key);
+
+impl KernelKey {
+    /// `None`: this kernel has no keyrings, or the filter that the test runs under forbids them.
+    fn add(description: &str, text: &str) -> Option<Self> {
+        use linux_keyutils::{KeyRing, KeyRingIdentifier};
+        let ring = KeyRing::from_special_id(KeyRingIdentifier::User, true);
+        let ring = ring.inspect_err(|error| eprintln!("skipped: no keyrings ({error})")).ok()?;
+        Some(Self(ring.add_key(description, text).unwrap()))
+    }
+}
+
+impl Drop for KernelKey {
+    fn drop(&mut self) {
+        self.0.invalidate().expect("it is there until now");
+    }
+}
+
+/// By verbs, and by a daemon in its sandbox.
+#[test]
+fn hosts_take_keys_from_the_keyring_of_the_kernel() {
+    let description = format!("raceline-test-tls-{}", std::process::id());
+    let name = format!("kernel:{description}");
+    let Some(kept) = KernelKey::add(&description, KEY) else { return };
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let export = Export::start(&["ram:1M", "--host", HOST, "--tls-psk", &key]);
+    let serial = format!("kernel:{}", kept.0.get_id().as_raw_id());
+    for name in [&name, &serial] {
+        let (code, text) = identify(&export, &["--tls-psk", name]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+    let (code, text) = identify(&export, &["--tls-psk", "kernel:"]);
+    assert!(code == Some(2) && text.contains("no key of type psk for host"), "{text}");
+    let (code, text) = identify(&export, &["--tls-psk", "kernel:no-such-key"]);
+    assert!(code == Some(2) && text.contains("no key `no-such-key`"), "{text}");
+
+    let socket = PathBuf::from(scratch.path("rpc.sock"));
+    let daemon = Served::start(&socket, &[]);
+    let attach = |psk: &str| {
+        let address = json!({
+            "name": "Nvme0", "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1",
+            "trsvcid": export.port, "subnqn": export.nqn, "hostnqn": HOST, "psk": psk,
+        });
+        call(&socket, "bdev_nvme_attach_controller", address)
+    };
+    let error = attach("kernel:no-such-key").unwrap_err().to_string();
+    assert!(error.contains("no key `no-such-key`"), "{error}");
+    assert_eq!(attach(&name).unwrap(), json!(["Nvme0n1"]));
+    assert_eq!(daemon.end(Signal::TERM).code, Some(0));
 }

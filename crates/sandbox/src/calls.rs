@@ -216,6 +216,10 @@ const REQUESTS: &[u32] = &[
     0x4e44,      // NVME_IOCTL_RESET
 ];
 
+/// What keyctl(2) may do: find and read keys, and have a keyring of this thread lead to them.
+const KEY_OPERATIONS: &[u32] =
+    &[libc::KEYCTL_GET_KEYRING_ID, libc::KEYCTL_LINK, libc::KEYCTL_SEARCH, libc::KEYCTL_READ];
+
 /// Requests to performance counters.
 const COUNTER_REQUESTS: &[u32] = &[
     0x2400, // PERF_EVENT_IOC_ENABLE
@@ -256,6 +260,9 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
     calls.extend(argument(libc::SYS_socket, 0, &FAMILIES.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));
+    if policy.keyrings {
+        calls.extend(argument(libc::SYS_keyctl, 0, KEY_OPERATIONS));
+    }
     if policy.counters {
         calls.push((libc::SYS_perf_event_open, Vec::new()));
         calls.extend(argument(libc::SYS_ioctl, 1, COUNTER_REQUESTS));

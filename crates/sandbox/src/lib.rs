@@ -39,6 +39,8 @@ pub struct Policy {
     pub abstract_sockets: bool,
     /// Whether it may open performance counters of its own threads.
     pub counters: bool,
+    /// Whether it may find and read keys in the kernel's keyrings.
+    pub keyrings: bool,
     /// Capabilities that it keeps, of those that it has.
     pub capabilities: CapabilitySet,
 }

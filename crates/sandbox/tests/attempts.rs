@@ -96,8 +96,15 @@ fn must_work(name: &str) -> Result<&'static str, String> {
     match run(name, Side::Inside, &Place::new())? {
         Answer::Done => Ok(""),
         Answer::Unsupported => Ok(" (this kernel cannot restrict it)"),
+        Answer::Errno(_) if name == works::KEYRING && !works_outside(name)? => {
+            Ok(" (nor outside: this kernel has no keyrings, or forbids them)")
+        }
         other => Err(format!("{other:?}")),
     }
+}
+
+fn works_outside(name: &str) -> Result<bool, String> {
+    Ok(matches!(run(name, Side::Outside, &Place::new())?, Answer::Done))
 }
 
 /// How an attempt ended.
@@ -179,6 +186,7 @@ fn policy(name: &str, place: &Place) -> Policy {
         listens: if is_daemon { None } else { Some(vec![place.port()]) },
         abstract_sockets: false,
         counters: is_daemon,
+        keyrings: is_daemon,
         capabilities: CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE,
     }
 }

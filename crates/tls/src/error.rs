@@ -26,8 +26,11 @@ pub enum TlsError {
     /// The library refused the handshake.
     #[error("the TLS handshake failed: {0}")]
     Handshake(String),
-    /// The peer has ended the connection with an alert.
-    #[error("the peer ended TLS with alert {name} ({0}){hint}", name = alert_name(*.0), hint = alert_hint(*.0))]
+    /// The peer has ended the handshake with an alert.
+    #[error("the peer refused the TLS handshake with alert {name} ({0}){hint}", name = alert_name(*.0), hint = alert_hint(*.0))]
+    Refused(u8),
+    /// The peer has ended the connection with an alert, after the handshake.
+    #[error("the peer ended TLS with alert {name} ({0})", name = alert_name(*.0))]
     Alert(u8),
     /// The connection ended without close_notify: somebody may have cut it off.
     #[error("the connection ended without the end of TLS (close_notify): it may have been cut off")]
@@ -84,7 +87,7 @@ impl TlsError {
             Self::Malformed(_) => Some(50),
             Self::NoIdentity => Some(109),
             Self::UnknownIdentity(_) => Some(115),
-            Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) => None,
+            Self::Refused(_) | Self::Alert(_) | Self::CutOff | Self::CutOffEarly(_) => None,
             Self::KeyWithdrawn => None,
         }
     }
@@ -94,7 +97,7 @@ impl From<TlsError> for io::Error {
     fn from(error: TlsError) -> io::Error {
         let kind = match error {
             TlsError::CutOff | TlsError::CutOffEarly(_) => io::ErrorKind::UnexpectedEof,
-            TlsError::Alert(_) => io::ErrorKind::ConnectionAborted,
+            TlsError::Refused(_) | TlsError::Alert(_) => io::ErrorKind::ConnectionAborted,
             TlsError::KeyWithdrawn => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::InvalidData,
         };
@@ -128,13 +131,15 @@ fn alert_name(description: u8) -> &'static str {
     }
 }
 
-/// What most often stands behind an alert.
+/// What most often stands behind an alert during the handshake. OpenSSL, and so SPDK, says internal_error where it does not
+/// know an identity, and illegal_parameter where it has another key.
 fn alert_hint(description: u8) -> &'static str {
     match description {
-        115 | 40 | 109 => {
-            ": it has no key for this host and this subsystem, or another version of its identity"
+        115 | 80 | 40 | 109 => {
+            ": it has no key for this host and this subsystem, or knows the key under an identity of another version. Give \
+             both ends the same key; for a target that knows version 0 only, as SPDK's does, add --tls-identity 0"
         }
-        51 | 20 => ": it has another key for this identity",
+        51 | 47 | 20 => ": it has another key for this identity. Give both ends the same key",
         70 => ": it does not speak TLS 1.3",
         _ => "",
     }
@@ -146,8 +151,16 @@ mod tests {
 
     #[test]
     fn errors_say_what_to_do() {
-        let text = TlsError::Alert(115).to_string();
+        let text = TlsError::Refused(115).to_string();
         assert!(text.contains("unknown_psk_identity (115)") && text.contains("no key"), "{text}");
+        let text = TlsError::Refused(80).to_string();
+        assert!(
+            text.contains("internal_error (80)") && text.contains("--tls-identity 0"),
+            "{text}"
+        );
+        assert!(TlsError::Refused(47).to_string().contains("another key"));
+        // After the handshake, it is not for want of a key.
+        assert!(TlsError::Alert(80).to_string().ends_with("internal_error (80)"));
         let text = TlsError::Plain(0).to_string();
         assert!(text.contains("without TLS") && text.contains("00h"), "{text}");
         let error = io::Error::from(TlsError::CutOff);

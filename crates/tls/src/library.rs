@@ -143,7 +143,7 @@ impl Library {
             return refused;
         }
         match self.connection.alert() {
-            Some(alert) => TlsError::Alert(alert),
+            Some(alert) => TlsError::Refused(alert),
             None => failed(error),
         }
     }

@@ -166,11 +166,11 @@ fn keys_that_do_not_fit() {
         (client.map(|_| ()).unwrap_err(), server.map(|_| ()).unwrap_err())
     };
     let (client, server) = end(&other, IdentityVersion::One);
-    assert_eq!(client, TlsError::Alert(115));
+    assert_eq!(client, TlsError::Refused(115));
     let TlsError::UnknownIdentity(text) = server else { panic!("{server:?}") };
     assert!(text.starts_with("NVMe1R01 nqn.2014-08.org.nvmexpress:uuid:host "), "{text}");
     let (client, server) = end(&other, IdentityVersion::Zero);
-    assert!(matches!(client, TlsError::Alert(_)), "{client:?}");
+    assert!(matches!(client, TlsError::Refused(_)), "{client:?}");
     assert!(matches!(server, TlsError::Handshake(_)), "{server:?}");
     let (_, server) = end(&key(Hash::Sha384), IdentityVersion::Zero);
     assert!(matches!(server, TlsError::UnknownIdentity(_)), "{server:?}");
@@ -343,7 +343,7 @@ fn peers_without_tls_are_told_apart() {
     assert_eq!(client.handle(&[3, 0]).map(|_| ()).unwrap_err(), TlsError::Plain(3));
     let mut client = Handshake::client(&offer(&key, IdentityVersion::One)).unwrap();
     let error = client.handle(&[21, 3, 3, 0, 2, 2, 115]).map(|_| ()).unwrap_err();
-    assert_eq!(error, TlsError::Alert(115));
+    assert_eq!(error, TlsError::Refused(115));
     for first in [20, 21, 23, b'G', 255] {
         let mut server = Handshake::server(table(&key));
         assert_eq!(server.handle(&[first]).map(|_| ()).unwrap_err(), TlsError::NotTls(first));

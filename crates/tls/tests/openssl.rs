@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_auth::{IdentityVersion, TlsKey};
 use raceline_proto::nvme::Nqn;
-use raceline_tls::{ClientPsk, Handshake, Opened, PskTable, Session, Suite};
+use raceline_tls::{ClientPsk, Handshake, Opened, PskTable, Session, Suite, TlsError};
 
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const LIMIT: Duration = Duration::from_secs(20);
@@ -184,4 +184,29 @@ fn a_target_with_a_client_of_openssl() {
         client.0.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
         assert_eq!(&line, b"to openssl\n");
     }
+}
+
+/// OpenSSL has no alert of its own for what is wrong with a key.
+#[test]
+fn a_host_is_told_what_a_server_of_openssl_refuses() {
+    if !is_installed() {
+        return;
+    }
+    let psk = offer(IdentityVersion::Zero);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let address = format!("127.0.0.1:{port}");
+    let other = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    let arguments = ["s_server", "-accept", &address, "-nocert", "-tls1_3", "-psk", other];
+    let _server =
+        OpenSsl::start(&[&arguments[..], &["-psk_identity", psk.identity.as_str()]].concat());
+    let (mut stream, mut handshake) = (connect(port), Handshake::client(&psk).unwrap());
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(&handshake.take_output()).unwrap();
+    let mut piece = [0; 1000];
+    let count = stream.read(&mut piece).unwrap();
+    let error = handshake.handle(&piece[..count]).map(|_| ()).unwrap_err();
+    assert!(matches!(error, TlsError::Refused(_)), "{error:?}");
+    assert!(error.to_string().contains("Give both ends the same key"), "{error}");
 }

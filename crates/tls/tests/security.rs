@@ -292,6 +292,30 @@ fn each_association_makes_its_own_key_and_a_lost_one_makes_another() {
     assert!(error.is_permanent(), "{error}");
 }
 
+/// REPLACETLSPSK on the admin queue. The target keeps the newest key and the one before it.
+#[test]
+fn a_key_is_replaced_while_its_association_is_in_use() {
+    let served = Served::start(Backend::Auto, Security::BOTH, true);
+    let seen = Seen::default();
+    let config = served.with_concatenation(served.config(wiretap(served.concat, &seen)));
+    let credentials = config.credentials.clone();
+    let host = Host::connect(HostConfig { io_queues: 2, ..config }).unwrap();
+    let mut block = [0; 512];
+    host.read(NamespaceId(1), 0, &mut block).unwrap();
+    let connections = seen.lock().unwrap().len();
+    assert!(format!("{:?}", served.table).contains(" 1 generated"), "{:?}", served.table);
+    for _ in 0..3 {
+        credentials.renew(Credentials::clone(&credentials.get().unwrap()));
+        assert!(credentials.wait_renewed(std::time::Duration::from_secs(30)));
+        host.read(NamespaceId(1), 0, &mut block).unwrap();
+        assert!(format!("{:?}", served.table).contains(" 2 generated"), "{:?}", served.table);
+    }
+    assert_eq!(seen.lock().unwrap().len(), connections, "a connection was made anew");
+    host.disconnect();
+    eventually(|| format!("{:?}", served.table).contains(" 0 generated"));
+    served.target.shutdown().unwrap();
+}
+
 #[test]
 fn a_host_that_wants_a_key_gets_it_or_nothing() {
     let served = Served::start(Backend::Auto, Security::PLAIN, true);

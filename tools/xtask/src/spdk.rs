@@ -8,6 +8,7 @@
 mod config;
 mod huge;
 mod instructions;
+mod interop;
 mod point;
 mod program;
 mod report;
@@ -20,8 +21,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use self::huge::{Leftovers, Reserved};
-use self::point::{Ours, PAIRS, Pair, Point, Target, grid};
-use self::program::{HUGE_PAGES, Programs, RunningTarget};
+use self::point::{OVER_TLS, Ours, PLAIN, Pair, Plan, Point, Target, grid, grid_over_tls};
+use self::program::{Place, Programs, RunningTarget, huge_pages};
 pub(crate) use self::report::Spread;
 use self::report::{Idle, PointReport, Report, Run, Setting};
 use crate::cli::cpu_ticks;
@@ -78,6 +79,15 @@ pub(crate) struct Options {
     /// second as 70 % of what the slower target can do.
     #[arg(long, conflicts_with = "instructions")]
     tail: bool,
+    /// Measure over TLS: reads and writes of 4 and 128 KiB at three depths, both ours against both SPDK's.
+    #[arg(long, conflicts_with_all = ["instructions", "tail"])]
+    tls: bool,
+    /// Check that each host works with each target over TLS and with DH-HMAC-CHAP instead; nothing is measured.
+    #[arg(long, conflicts_with_all = ["instructions", "tail", "tls", "only", "quick"])]
+    interop: bool,
+    /// Run SPDK without huge pages.
+    #[arg(long, conflicts_with = "reserve")]
+    no_huge: bool,
     /// The format of the report: for docs/lab or for programs.
     #[arg(short, long, value_enum, default_value = "markdown")]
     output_format: Format,
@@ -91,15 +101,20 @@ enum Format {
 
 /// Measures and prints; false when a run was disturbed and all its repetitions were, too.
 pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
+    if options.interop {
+        let leftovers = Leftovers::new();
+        let _clean_up = CleanUp(leftovers.clone());
+        return interop::run(tree, &options.build, &leftovers);
+    }
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
-    let points: Vec<Point> =
-        grid(options.quick).into_iter().filter(|p| chosen(options, p)).collect();
-    ensure!(!points.is_empty(), "no point has that name: they read like \"{}\"", grid(true)[0]);
+    let (plan, points) = chosen(options)?;
     let leftovers = Leftovers::new();
     // The first declared is dropped last: pages go back when the processes have ended.
-    let _reserved = Reserved::ensure(HUGE_PAGES, options.reserve)?;
+    let pages = if options.no_huge { 0 } else { huge_pages(plan.targets) };
+    let _reserved = (pages > 0).then(|| Reserved::ensure(pages, options.reserve)).transpose()?;
     let _clean_up = CleanUp(leftovers.clone());
-    let programs = Programs::find(tree, options.target, &options.build, leftovers)?;
+    let place = Place { build: &options.build, no_huge: options.no_huge, tls: options.tls };
+    let programs = Programs::find(tree, options.target, place, leftovers)?;
     if let Some(seconds) = options.instructions {
         instructions::run(&programs, &points, seconds)?;
         return Ok(true);
@@ -109,7 +124,8 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
     let mut setting = setting(tree, &programs, options)?;
     setting.core_round_trip_ns = cores.least_ns();
     let mut bench = Bench {
-        targets: start_all(&programs)?,
+        targets: start_all(&programs, plan)?,
+        plan,
         programs,
         cores,
         seconds: options.seconds,
@@ -128,10 +144,10 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
         reports.push(report);
     }
     // A selection of points leaves out the idle targets, which take a minute and hardly change.
-    let idle = if options.only.is_none() { bench.idle()? } else { Vec::new() };
+    let idle = if options.only.is_none() && !options.tls { bench.idle()? } else { Vec::new() };
     // The cores may have been nearer than at the beginning.
     setting.core_round_trip_ns = bench.cores.least_ns();
-    let report = Report { setting, points: reports, idle };
+    let report = Report { setting, plan, points: reports, idle };
     match options.output_format {
         Format::Markdown => print!("{}", report.markdown()),
         Format::Json => println!("{}", serde_json::to_string_pretty(&report)?),
@@ -146,9 +162,9 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<bool> {
 }
 
 /// All targets, filled and stopped.
-fn start_all(programs: &Programs<'_>) -> Result<Vec<RunningTarget>> {
+fn start_all(programs: &Programs<'_>, plan: &Plan) -> Result<Vec<RunningTarget>> {
     let mut targets = Vec::new();
-    for kind in [Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned] {
+    for &kind in plan.targets {
         eprintln!("starting and filling {}", kind.name());
         let target = programs.start(kind, "poll")?;
         programs.fill(&target).with_context(|| format!("target {}", kind.name()))?;
@@ -167,8 +183,19 @@ impl Drop for CleanUp {
     }
 }
 
-fn chosen(options: &Options, point: &Point) -> bool {
-    options.only.as_ref().is_none_or(|text| point.to_string().contains(text.as_str()))
+/// What is measured, and where.
+fn chosen(options: &Options) -> Result<(&'static Plan, Vec<Point>)> {
+    let (plan, grid) = match options.tls {
+        true => (&OVER_TLS, grid_over_tls(options.quick)),
+        false => (&PLAIN, grid(options.quick)),
+    };
+    let example = grid[0];
+    let has_name = |point: &Point| {
+        options.only.as_ref().is_none_or(|text| point.to_string().contains(text.as_str()))
+    };
+    let points: Vec<Point> = grid.into_iter().filter(has_name).collect();
+    ensure!(!points.is_empty(), "no point has that name: they read like \"{example}\"");
+    Ok((plan, points))
 }
 
 fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Setting> {
@@ -180,6 +207,7 @@ fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Se
         repetitions: options.repetitions.map_or(Ok(default), usize::try_from)?,
         ramp_seconds: options.seconds,
         measured_seconds: options.seconds,
+        tls: options.tls,
         core_round_trip_ns: None,
     })
 }
@@ -188,6 +216,7 @@ fn setting(tree: &Tree, programs: &Programs<'_>, options: &Options) -> Result<Se
 struct Bench<'a> {
     programs: Programs<'a>,
     targets: Vec<RunningTarget>,
+    plan: &'static Plan,
     cores: Cores<'a>,
     seconds: u32,
     attempts: usize,
@@ -200,7 +229,7 @@ impl Bench<'_> {
         let mut repeated = 0;
         for _ in 0..count {
             let mut runs = Vec::new();
-            for pair in PAIRS {
+            for &pair in self.plan.pairs {
                 let (run, attempts) =
                     self.quiet_run(pair, point).with_context(|| format!("{point}, {pair}"))?;
                 repeated += attempts - 1;
@@ -208,7 +237,7 @@ impl Bench<'_> {
             }
             repetitions.push(runs);
         }
-        Ok(PointReport::new(point, repetitions, repeated))
+        Ok(PointReport::new(self.plan, point, repetitions, repeated))
     }
 
     /// The first undisturbed run of a pair, else the least disturbed one; and the number of

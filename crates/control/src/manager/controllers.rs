@@ -18,7 +18,7 @@ use super::catalogue::Key;
 use super::keys::{ChapKeys, HeldPsk};
 use super::threads::SharedManager;
 use super::{Change, Manager, ManagerError, Model};
-use crate::keyring::KeyRef;
+use crate::keyring::{Held, KeyRef};
 use link::{Link, OpenFailure, Present};
 
 /// SPDK's name of the module.
@@ -76,7 +76,8 @@ impl Controller {
             remote.config().credentials.withdraw();
         }
         let psk = super::lock(&self.psk);
-        let of_key = psk.as_ref().filter(|psk| Arc::ptr_eq(psk.key.key(), key));
+        let is_it = |held: &Held<_>| Arc::ptr_eq(held.key(), key);
+        let of_key = psk.as_ref().filter(|psk| psk.key.as_ref().is_some_and(is_it));
         of_key.inspect(|psk| psk.store.withdraw()).is_some() || has
     }
 

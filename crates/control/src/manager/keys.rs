@@ -52,8 +52,8 @@ impl ChapKeys {
 /// The pre-shared key with which a controller's connections are made.
 #[derive(Clone, Debug)]
 pub struct HeldPsk {
-    /// The key of the keyring.
-    pub key: Held<TlsKey>,
+    /// The key of the keyring; `None`: it is the kernel's.
+    pub key: Option<Held<TlsKey>>,
     /// What the connections have of it.
     pub store: ClientPskStore,
 }

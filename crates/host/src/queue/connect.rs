@@ -230,10 +230,14 @@ impl QueuePair {
         let proves = |(_, credentials): &(u64, Arc<Credentials>)| {
             has_to_prove || asks && credentials.controller_secret.is_some()
         };
+        let version_of_key = self.version_of_key();
         self.renewal = Renewal::default();
         match credentials.filter(proves) {
             Some(credentials) => self.prove(cx, &credentials, response.cntlid),
-            None => self.get_ready(cx, response.cntlid),
+            None => {
+                self.get_ready(cx, response.cntlid);
+                self.begin_renewals(cx, version_of_key);
+            }
         }
     }
 

@@ -19,6 +19,7 @@ use super::{Ending, QueuePair, State, TIMEOUT_CHECKS};
 use crate::command::{Command, Data};
 use crate::credentials::{Credentials, Use};
 use crate::error::{HostError, Phase};
+use crate::generated::GeneratedStreams;
 
 /// How often a queue looks whether its computation is done, which takes milliseconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -105,10 +106,7 @@ impl QueuePair {
             secret: credentials.secret.clone(),
             controller_secret: credentials.controller_secret.clone(),
             algorithms: credentials.algorithms.clone(),
-            concatenation: match self.only_makes_key() {
-                true => Concatenation::New,
-                false => Concatenation::None,
-            },
+            concatenation: self.concatenation(),
         };
         self.renewal.t_id = self.renewal.t_id.wrapping_add(1);
         self.proving = Some(Box::new(Proving {
@@ -169,17 +167,41 @@ impl QueuePair {
         self.watch_renewal(cx);
     }
 
-    /// The transaction has made a key: the connection has done its work, and the next one is made by this key.
-    fn go_over_to_tls(&mut self, cx: &mut Context<'_>, psk: &GeneratedPsk) {
-        self.counters.authentications.add(1);
+    /// The connection is TLS with the key that an authentication has made on the connection before it. Other
+    /// authentications replace this key when credentials are renewed, or after a time.
+    pub(super) fn begin_renewals(&mut self, cx: &mut Context<'_>, version: Option<u64>) {
+        let Some(version) = version else { return };
+        self.renewal.in_use = Some(self.config.credentials.begin_use(version));
+        self.renewal.version = Some(version);
+        self.renewal.due = self.config.reauthenticate_after.map(|time| cx.now + time);
+        self.watch_renewal(cx);
+    }
+
+    /// The credentials with which the key of this connection was made; `None`: no authentication has made it, or this is
+    /// an I/O queue, which makes none.
+    pub(super) fn version_of_key(&self) -> Option<u64> {
+        self.renewal.version.filter(|_| self.concatenation() == Concatenation::Replace)
+    }
+
+    /// The transaction has made a key, by which later connections are made. The first one of an association ends the
+    /// connection, which has done its work.
+    fn take_key(&mut self, cx: &mut Context<'_>, psk: &GeneratedPsk, proving: &Proving) {
         let Some(concatenator) = self.config.concatenator else { return };
         let (host, subsystem) = (self.config.hostnqn.clone(), self.config.subnqn.clone());
-        match concatenator(psk, &Names { host, subsystem }) {
-            Ok(streams) => {
-                self.config.generated = Some(streams);
-                self.lose(cx, Ending::RetryOverTls, None);
+        let before = self.config.generated.clone();
+        match (concatenator(psk, &Names { host, subsystem }), before) {
+            (Ok(streams), Some(generated)) => {
+                generated.replace(streams);
+                self.proved(cx, proving);
             }
-            Err(error) => {
+            (Ok(streams), None) => {
+                self.counters.authentications.add(1);
+                self.config.generated = Some(GeneratedStreams::new(streams));
+                self.lose(cx, Ending::RetryOverTls, None);
+                // For the connection that begins with it.
+                self.renewal.version = Some(proving.version);
+            }
+            (Err(error), _) => {
                 let error = HostError::Authentication(self.config.address, error.into());
                 self.lose(cx, Ending::Lost(error), None);
             }
@@ -204,7 +226,7 @@ impl QueuePair {
             Some(InitiatorStep::Done) => {
                 if let Some(mut proving) = self.proving.take() {
                     match proving.initiator.take_generated() {
-                        Some(psk) => self.go_over_to_tls(cx, &psk),
+                        Some(psk) => self.take_key(cx, &psk, &proving),
                         None => self.proved(cx, &proving),
                     }
                 }

@@ -79,17 +79,10 @@ impl QueuePair {
             self.check_drained(cx);
             return;
         }
-        let address = self.config.address;
         let count = match result {
-            Ok(0) => {
-                let early = matches!(self.state, State::IcResp) && self.streams().is_none();
-                let lost = if early { HostError::ClosedEarly } else { HostError::ClosedByPeer };
-                self.lose(cx, Ending::Lost(lost(address)), None);
-                return;
-            }
-            Ok(count) => count,
-            Err(error) => {
-                let error = HostError::Broken(address, Arc::new(error));
+            Ok(count @ 1..) => count,
+            ended => {
+                let error = self.why_ended(ended.err());
                 self.lose(cx, Ending::Lost(error), None);
                 return;
             }
@@ -104,6 +97,22 @@ impl QueuePair {
             link.staging = Some(staging);
         }
         self.post_receive(cx);
+    }
+
+    /// What the end of the connection means; `None`: the peer has closed it.
+    #[cold]
+    fn why_ended(&self, error: Option<io::Error>) -> HostError {
+        let address = self.config.address;
+        let early = matches!(self.state, State::IcResp) && self.streams().is_none();
+        match error {
+            // A peer that closes without having read ICReq resets the connection.
+            Some(error) if early && error.kind() == io::ErrorKind::ConnectionReset => {
+                HostError::ClosedEarly(address)
+            }
+            Some(error) => HostError::Broken(address, Arc::new(error)),
+            None if early => HostError::ClosedEarly(address),
+            None => HostError::ClosedByPeer(address),
+        }
     }
 
     /// Takes all events of what has come.

@@ -54,9 +54,11 @@ pub(crate) struct AddressArgs {
 
     #[command(flatten)]
     pub(crate) algorithms: AlgorithmArgs,
-    /// File with the key for TLS 1.3 with this controller (NVMeTLSkey-1:...), readable by its owner only
+    /// File with the key for TLS 1.3 with this controller (NVMeTLSkey-1:...), readable by its owner only, or name of a
+    /// key; kernel: is the key that nvme-cli has inserted for this host and subsystem, kernel:SERIAL and
+    /// kernel:DESCRIPTION are other keys of the kernel
     /// [default: the key in RACELINE_TLS_PSK; without one, nothing is encrypted]
-    #[arg(long, value_name = "FILE", help_heading = "Host")]
+    #[arg(long, value_name = "KEY", help_heading = "Host")]
     pub(crate) tls_psk: Option<PathBuf>,
 
     /// Version of the identity by which the key is offered: 0 for controllers of NVMe/TCP 1.0

@@ -53,6 +53,11 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
     ("settimeofday", |_| call(libc::SYS_settimeofday, [0; 6]), &[EPERM]),
     ("sethostname", |_| call(libc::SYS_sethostname, [0, u64::MAX, 0, 0, 0, 0]), &[EPERM]),
     ("keyctl", |_| call(libc::SYS_keyctl, [u64::MAX, 0, 0, 0, 0, 0]), &[EPERM]),
+    (
+        "daemon: a key that is revoked",
+        |_| call(libc::SYS_keyctl, [u64::from(libc::KEYCTL_REVOKE), 0, 0, 0, 0, 0]),
+        &[EPERM],
+    ),
     ("add_key", |_| call(libc::SYS_add_key, [0; 6]), &[EPERM]),
     ("userfaultfd", |_| call(libc::SYS_userfaultfd, [u64::MAX, 0, 0, 0, 0, 0]), &[EPERM]),
     ("perf_event_open", |_| call(libc::SYS_perf_event_open, [0; 6]), &[EPERM]),

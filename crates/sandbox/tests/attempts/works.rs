@@ -16,6 +16,9 @@ use raceline_sandbox::{CapabilitySet, Demand, Policy, enter};
 use super::Attempt;
 use super::support::{bits, call};
 
+/// The attempt that needs a kernel with keyrings.
+pub(crate) const KEYRING: &str = "daemon: the keyring of a thread";
+
 /// Name and attempt.
 pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     ("the kernel confirms what was given up", |_| confirmed()),
@@ -32,6 +35,11 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     ("the one port to listen on", |place| TcpListener::bind(("127.0.0.1", place.port())).map(drop)),
     ("daemon: any port, both ways", |_| tcp()),
     ("daemon: counters", |_| counters()),
+    (KEYRING, |_| {
+        let own = i64::from(libc::KEY_SPEC_THREAD_KEYRING).cast_unsigned();
+        let operation = u64::from(libc::KEYCTL_GET_KEYRING_ID);
+        call(libc::SYS_keyctl, [operation, own, 1, 0, 0, 0])
+    }),
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
     ("a socket's priority and mark", |_| priority()),
     ("io_uring", |place| ring(&place.inside().join("file"))),
@@ -180,6 +188,7 @@ fn enter_again() -> io::Result<()> {
         listens: None,
         abstract_sockets: false,
         counters: false,
+        keyrings: false,
         capabilities: CapabilitySet::empty(),
     };
     let error = enter(&policy, Demand::WherePossible).unwrap_err().to_string();

@@ -28,6 +28,9 @@ use crate::records::controllers::Found;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{CommandPlace, ConnKey, Place, SlotKey};
 
+/// Keys for TLS of an association that are good for new connections: the newest and the one before.
+const GENERATED_KEPT: usize = 2;
+
 /// A controller and the I/O queues that have joined it. Lives with its admin connection.
 pub(crate) struct Association {
     controller: Controller,
@@ -47,8 +50,8 @@ pub(crate) struct Association {
     waiting: Waiting,
     /// Whether Copy takes source ranges that name their namespaces; its I/O queues look at it.
     copies_across: Switch,
-    /// The identity of the key for TLS that the host has made for this association. It goes with it.
-    generated: Option<String>,
+    /// The identities of the keys for TLS that the host has made for this association, the newest last. They go with it.
+    generated: Vec<String>,
 }
 
 struct JoinedQueue {
@@ -81,13 +84,16 @@ impl Association {
             commands_seen: 0,
             waiting: Waiting::default(),
             copies_across: Switch::default(),
-            generated: None,
+            generated: Vec::new(),
         }
     }
 
-    /// The host has made a key for TLS for this association.
-    pub(crate) fn has_generated(&mut self, identity: &str) {
-        self.generated = Some(identity.to_owned());
+    /// The host has made a key for TLS for this association, of that identity. The key before it holds on for connections
+    /// that are being made by it; of one that is older yet, the identity is given back.
+    #[must_use]
+    pub(crate) fn has_generated(&mut self, identity: &str) -> Option<String> {
+        self.generated.push(identity.to_owned());
+        (self.generated.len() > GENERATED_KEPT).then(|| self.generated.remove(0))
     }
 
     pub(crate) fn cntlid(&self) -> ControllerId {
@@ -523,9 +529,8 @@ impl Association {
         let was_lost = !self.controller.is_shut_down();
         core.shared.remove_controller(self.cntlid(), &self.nqn, was_lost.then_some(now));
         self.waiting.answer(core, ResetStatus::Succeeded);
-        if let (Some(identity), Some(keys)) = (&self.generated, &core.shared.config.generated_keys)
-        {
-            keys.forget(identity);
+        if let Some(keys) = &core.shared.config.generated_keys {
+            self.generated.iter().for_each(|identity| keys.forget(identity));
         }
     }
 }

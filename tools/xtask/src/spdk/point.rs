@@ -62,7 +62,33 @@ const DIGESTS: [(u32, bool, u32, u32, bool); 4] = [
     (128, true, 8, 1, false),
 ];
 
-/// The points, in the order of the table.
+/// Points over TLS: KiB, depth, connections, part of --quick. Each is read and written.
+const ENCRYPTED: [(u32, u32, u32, bool); 6] = [
+    (4, 1, 1, true),
+    (4, 32, 1, true),
+    (4, 32, 16, false),
+    (128, 1, 1, false),
+    (128, 32, 1, true),
+    (128, 32, 16, false),
+];
+
+/// The points over TLS, in the order of the table.
+pub(crate) fn grid_over_tls(quick: bool) -> Vec<Point> {
+    let rows = ENCRYPTED.into_iter().filter(|(.., in_quick)| *in_quick || !quick);
+    let both = rows.flat_map(|(kib, depth, connections, _)| {
+        [false, true].map(|write| Point {
+            io_bytes: kib << 10,
+            write,
+            depth,
+            connections,
+            null: false,
+            digests: false,
+        })
+    });
+    both.collect()
+}
+
+/// The points in the clear, in the order of the table.
 pub(crate) fn grid(quick: bool) -> Vec<Point> {
     let memory = MEMORY.into_iter().map(|row| (row, false, false));
     let null = NULL.into_iter().map(|row| (row, true, false));
@@ -166,8 +192,35 @@ impl fmt::Display for Pair {
     }
 }
 
-/// All pairs, in the order in which a repetition runs them and the table shows them.
-pub(crate) const PAIRS: [Pair; 8] = {
+/// What a measurement compares.
+pub(crate) struct Plan {
+    /// The targets, in the order in which they are started.
+    pub(crate) targets: &'static [Target],
+    /// The pairs, in the order in which a repetition runs them and the table shows them.
+    pub(crate) pairs: &'static [Pair],
+    /// The ratios that are shown: title, numerator, denominator, as indices of the pairs.
+    pub(crate) ratios: &'static [(&'static str, usize, usize)],
+}
+
+/// In the clear.
+pub(crate) const PLAIN: Plan = Plan {
+    targets: &[Target::Raceline, Target::RacelineHuge, Target::Spdk, Target::SpdkTuned],
+    pairs: &PAIRS,
+    ratios: &RATIOS,
+};
+
+/// Over TLS.
+pub(crate) const OVER_TLS: Plan = Plan {
+    targets: &[Target::Raceline, Target::Spdk, Target::SpdkTuned],
+    pairs: &[
+        Pair { host: Host::Raceline, target: Target::Raceline },
+        Pair { host: Host::Spdk, target: Target::Spdk },
+        Pair { host: Host::Spdk, target: Target::SpdkTuned },
+    ],
+    ratios: &[("both / both SPDK", 0, 1), ("both / both SPDK tuned", 0, 2)],
+};
+
+const PAIRS: [Pair; 8] = {
     use Host::{Raceline as H, Spdk as S};
     use Target::{Raceline, RacelineHuge, Spdk, SpdkTuned};
     [
@@ -182,8 +235,7 @@ pub(crate) const PAIRS: [Pair; 8] = {
     ]
 };
 
-/// The ratios that are shown: title, numerator, denominator, as indices of [`PAIRS`].
-pub(crate) const RATIOS: [(&str, usize, usize); 6] = [
+const RATIOS: [(&str, usize, usize); 6] = [
     ("both / both SPDK", 0, 1),
     ("both / both SPDK tuned", 0, 3),
     ("both, huge pages / both SPDK", 2, 1),
@@ -204,16 +256,23 @@ mod tests {
         assert_eq!(full[0].to_string(), "4k read 1x1");
         assert_eq!(full[17].to_string(), "4k read 32x1, no storage");
         assert_eq!(full[18].to_string(), "4k read 32x1, digests");
+        let encrypted = grid_over_tls(false);
+        assert_eq!((encrypted.len(), grid_over_tls(true).len()), (12, 6));
+        assert_eq!(encrypted[11].to_string(), "128k write 32x16");
     }
 
     #[test]
     fn ratios_compare_what_their_titles_say() {
-        let name = |at: usize| PAIRS[at].to_string();
-        for (title, ours, theirs) in RATIOS {
-            let huge = title.contains("huge pages");
-            assert_eq!(name(ours).contains("huge pages"), huge, "{title}");
-            assert!(PAIRS[theirs].host == Host::Spdk && PAIRS[theirs].target.is_spdk(), "{title}");
-            assert_eq!(name(theirs).contains("tuned"), title.contains("tuned"), "{title}");
+        for Plan { targets, pairs, ratios } in [PLAIN, OVER_TLS] {
+            assert!(pairs.iter().all(|pair| targets.contains(&pair.target)));
+            let name = |at: usize| pairs[at].to_string();
+            for &(title, ours, theirs) in ratios {
+                let huge = title.contains("huge pages");
+                assert_eq!(name(ours).contains("huge pages"), huge, "{title}");
+                let pair = pairs[theirs];
+                assert!(pair.host == Host::Spdk && pair.target.is_spdk(), "{title}");
+                assert_eq!(name(theirs).contains("tuned"), title.contains("tuned"), "{title}");
+            }
         }
     }
 }

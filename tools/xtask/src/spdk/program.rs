@@ -1,6 +1,9 @@
 //! The programs on either side: targets that are started, stopped and continued, hosts that run.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,7 +22,7 @@ pub(super) const BLOCK_BYTES: u32 = 4096;
 /// Name of the subsystem, on every target.
 pub(super) const NQN: &str = "nqn.2014-08.org.example:side-by-side";
 /// SPDK's host sends an empty name unless it is given one.
-const HOST_NQN: &str = "nqn.2014-08.org.example:side-by-side:host";
+pub(super) const HOST_NQN: &str = "nqn.2014-08.org.example:side-by-side:host";
 /// One core for the target and one for the host, as lists and as masks.
 const TARGET_CORE: (&str, &str) = ("0", "0x1");
 const HOST_CORE: (&str, &str) = ("1", "0x2");
@@ -39,9 +42,28 @@ const HOST_LIMIT_S: u64 = 30;
 /// How long a target gets to see the end of its connections before it is stopped.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// Huge pages that all targets and one host need together.
-pub(crate) const HUGE_PAGES: u64 =
-    (2 * TARGET_MIB + HOST_MIB + NAMESPACE_MIB as u64) / HUGE_PAGE_MIB;
+/// The key of all connections over TLS. It protects nothing: the data are made up.
+const TLS_KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+/// Huge pages that these targets and one host need together.
+pub(crate) fn huge_pages(targets: &[Target]) -> u64 {
+    let of_targets = targets.iter().map(|target| match target {
+        Target::Spdk | Target::SpdkTuned => TARGET_MIB,
+        Target::RacelineHuge => u64::from(NAMESPACE_MIB),
+        Target::Raceline => 0,
+    });
+    (of_targets.sum::<u64>() + HOST_MIB) / HUGE_PAGE_MIB
+}
+
+/// Where SPDK is, and how both run.
+pub(crate) struct Place<'a> {
+    /// The folder in which SPDK was built.
+    pub(crate) build: &'a Path,
+    /// SPDK runs without huge pages.
+    pub(crate) no_huge: bool,
+    /// All connections are TLS.
+    pub(crate) tls: bool,
+}
 
 /// The paths of the programs.
 pub(crate) struct Programs<'a> {
@@ -50,6 +72,10 @@ pub(crate) struct Programs<'a> {
     ours: Ours,
     target: PathBuf,
     host: PathBuf,
+    /// SPDK runs without huge pages.
+    no_huge: bool,
+    /// The file of the key; `None`: nothing is encrypted.
+    key: Option<String>,
     scratch: Scratch,
     leftovers: Leftovers,
 }
@@ -72,21 +98,15 @@ impl<'a> Programs<'a> {
     pub(crate) fn find(
         tree: &'a Tree,
         ours: Ours,
-        build: &Path,
+        Place { build, no_huge, tls }: Place<'_>,
         leftovers: Leftovers,
     ) -> Result<Self> {
-        let spdk = |name: &str| {
-            let path = build.join("build/bin").join(name);
-            ensure!(
-                path.is_file(),
-                "there is no {}: give --build the folder in which SPDK was configured and built",
-                path.display()
-            );
-            path.canonicalize().context("SPDK's programs")
-        };
-        let (target, host) = (spdk("nvmf_tgt")?, spdk("spdk_nvme_perf")?);
+        let target = spdk_program(build, "nvmf_tgt")?;
+        let host = spdk_program(build, "spdk_nvme_perf")?;
         tree.binary()?;
-        Ok(Self { tree, ours, target, host, scratch: Scratch::new()?, leftovers })
+        let scratch = Scratch::new()?;
+        let key = tls.then(|| scratch.private("tls.key", TLS_KEY)).transpose()?;
+        Ok(Self { tree, ours, target, host, no_huge, key, scratch, leftovers })
     }
 
     /// How Raceline's target runs.
@@ -115,7 +135,11 @@ impl<'a> Programs<'a> {
             let listen = format!("127.0.0.1:{port}");
             let words = ["export", &memory, &null, "-l", &listen, "-n", NQN];
             let cores = ["--cores", TARGET_CORE.0, "--mode", mode];
-            self.tree.raceline(words.into_iter().chain(cores))?
+            let task = self.tree.raceline(words.into_iter().chain(cores))?;
+            match &self.key {
+                Some(key) => task.args(["--host", HOST_NQN, "--tls-psk", key]),
+                None => task,
+            }
         };
         let mut running = RunningTarget { kind, port, running: task.start()? };
         if kind.is_spdk() {
@@ -127,6 +151,14 @@ impl<'a> Programs<'a> {
 
     /// Writes the first namespace from end to end.
     pub(crate) fn fill(&self, target: &RunningTarget) -> Result<()> {
+        if self.key.is_some() {
+            // SPDK's host takes minutes for it over TLS (lab 0061).
+            let words = ["--precondition", "--namespace", "1", "--rw", "randread", "--iodepth", "1"];
+            let times = ["--ramp_time", "0", "--runtime", "1", "-o", "json"];
+            let task = self.raceline_host(target)?.args(words.into_iter().chain(times));
+            perf_job(task, FILL_LIMIT_S).context("filling the namespace")?;
+            return Ok(());
+        }
         let rest = ["-q", "32", "-o", "131072", "-w", "write", "-d", "100%"];
         let limit = FILL_LIMIT_S.to_string();
         let task = self.spdk_host(target, 1).args(rest).args(["-t", &limit]);
@@ -240,7 +272,12 @@ impl<'a> Programs<'a> {
 
     fn raceline_host(&self, target: &RunningTarget) -> Result<Task> {
         let port = target.port.to_string();
-        self.tree.raceline(["perf", "-a", "127.0.0.1", "-s", &port, "-n", NQN])
+        let task = self.tree.raceline(["perf", "-a", "127.0.0.1", "-s", &port, "-n", NQN])?;
+        Ok(match &self.key {
+            // SPDK knows identities of version 0 only.
+            Some(key) => task.args(["-q", HOST_NQN, "--tls-psk", key, "--tls-identity", "0"]),
+            None => task,
+        })
     }
 
     fn spdk_host(&self, target: &RunningTarget, namespace: u32) -> Task {
@@ -249,7 +286,12 @@ impl<'a> Programs<'a> {
             "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{NQN} hostnqn:{HOST_NQN} ns:{namespace}"
         );
         let memory = HOST_MIB.to_string();
-        Task::new(&self.host).args(["-c", HOST_CORE.1, "-s", &memory, "-r", &transport])
+        let task = Task::new(&self.host).args(["-c", HOST_CORE.1, "-s", &memory, "-r", &transport]);
+        let task = if self.no_huge { task.args(["--no-huge"]) } else { task };
+        match &self.key {
+            Some(key) => task.args(["-S", "ssl", "--psk-path", key]),
+            None => task,
+        }
     }
 
     fn run_spdk_host(&self, task: Task, limit_s: u64) -> Result<String> {
@@ -265,6 +307,8 @@ impl<'a> Programs<'a> {
         let task = Task::new(&self.target).args(["-m", TARGET_CORE.1, "--no-pci"]);
         // Both targets have the same core; the one that does not run is stopped.
         let task = task.args(["--disable-cpumask-locks", "-c"]).args([config]);
+        let memory = TARGET_MIB.to_string();
+        let task = if self.no_huge { task.args(["--no-huge", "-s", &memory]) } else { task };
         Ok(task.args(["-r"]).args([socket]))
     }
 
@@ -279,7 +323,10 @@ impl<'a> Programs<'a> {
     fn configured(&self, kind: Target, port: u16) -> Result<(PathBuf, PathBuf)> {
         let path = |end: &str| self.scratch.dir.join(format!("{port}.{end}"));
         let config = path("json");
-        std::fs::write(&config, serde_json::to_string_pretty(&configuration(kind, port))?)?;
+        std::fs::write(
+            &config,
+            serde_json::to_string_pretty(&configuration(kind, port, self.key.as_deref()))?,
+        )?;
         Ok((config, path("sock")))
     }
 }
@@ -347,18 +394,30 @@ impl Drop for RunningTarget {
 }
 
 /// A folder for configurations and sockets; dropping removes it.
-struct Scratch {
-    dir: PathBuf,
+pub(crate) struct Scratch {
+    pub(crate) dir: PathBuf,
 }
 
 impl Scratch {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         // A socket's path has few bytes: the system's folder for temporary files has a short one.
         let dir = std::env::temp_dir().join(format!("raceline-spdk-{}", std::process::id()));
         std::fs::create_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let copy = Self { dir: dir.clone() };
         at_interrupt(move || drop(copy));
         Ok(Self { dir })
+    }
+
+    /// A file that only this user can read; gives its path.
+    pub(crate) fn private(&self, name: &str, text: &str) -> Result<String> {
+        let path = self.dir.join(name);
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&path)?;
+        file.write_all(text.as_bytes())?;
+        path.into_os_string()
+            .into_string()
+            .ok()
+            .context("the folder for temporary files is no text")
     }
 }
 
@@ -367,6 +426,17 @@ impl Drop for Scratch {
         // The folder is gone already when this process was interrupted.
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// A program of SPDK's.
+pub(super) fn spdk_program(build: &Path, name: &str) -> Result<PathBuf> {
+    let path = build.join("build/bin").join(name);
+    ensure!(
+        path.is_file(),
+        "there is no {}: give --build the folder in which SPDK was configured and built",
+        path.display()
+    );
+    path.canonicalize().context("SPDK's programs")
 }
 
 /// Runs `raceline perf` and gives its report on the job.
@@ -379,7 +449,7 @@ fn perf_job(task: Task, limit_s: u64) -> Result<Value> {
 
 /// The line of all namespaces and cores in the output of SPDK's host: IOPS, MiB/s, and mean,
 /// lowest and highest latency in microseconds.
-fn total(output: &str) -> Result<Measured> {
+pub(super) fn total(output: &str) -> Result<Measured> {
     let line = output.lines().rfind(|line| line.starts_with("Total"));
     let figures = line.and_then(|line| line.rsplit_once(':')).map(|(_, figures)| {
         let words = figures.split_whitespace();
@@ -396,7 +466,7 @@ fn total(output: &str) -> Result<Measured> {
 }
 
 /// A port of 127.0.0.1 on which nothing listens now.
-fn free_port() -> Result<u16> {
+pub(super) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 

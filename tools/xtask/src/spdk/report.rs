@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::point::{Ours, PAIRS, Pair, Point, RATIOS};
+use super::point::{Ours, Pair, Plan, Point};
 use crate::distance;
 use crate::origin::Origin;
 use crate::quiet::Disturbance;
@@ -14,6 +14,9 @@ use crate::quiet::Disturbance;
 pub(crate) struct Report {
     /// The machine and the programs.
     pub(crate) setting: Setting,
+    /// What is compared.
+    #[serde(skip)]
+    pub(crate) plan: &'static Plan,
     pub(crate) points: Vec<PointReport>,
     pub(crate) idle: Vec<Idle>,
 }
@@ -29,6 +32,8 @@ pub(crate) struct Setting {
     pub(crate) repetitions: usize,
     pub(crate) ramp_seconds: u32,
     pub(crate) measured_seconds: u32,
+    /// Whether all connections are encrypted.
+    pub(crate) tls: bool,
     /// The shortest round trip of a cache line between the cores of target and host.
     pub(crate) core_round_trip_ns: Option<u64>,
 }
@@ -48,7 +53,7 @@ pub(crate) struct Run {
 pub(crate) struct PointReport {
     pub(crate) name: String,
     pub(crate) point: Point,
-    /// Each with one run of every pair, in the order of [`PAIRS`].
+    /// Each with one run of every pair, in the order of the plan.
     pub(crate) repetitions: Vec<Vec<Run>>,
     pub(crate) ratios: Vec<Ratio>,
     /// Runs that were thrown away because they were disturbed.
@@ -127,9 +132,14 @@ impl Spread {
 }
 
 impl PointReport {
-    /// Sums up; every repetition has a run of each pair.
-    pub(crate) fn new(point: Point, repetitions: Vec<Vec<Run>>, repeated: usize) -> Self {
-        let ratios = RATIOS.iter().map(|&(title, ours, theirs)| {
+    /// Sums up; every repetition has a run of each pair of the plan.
+    pub(crate) fn new(
+        plan: &Plan,
+        point: Point,
+        repetitions: Vec<Vec<Run>>,
+        repeated: usize,
+    ) -> Self {
+        let ratios = plan.ratios.iter().map(|&(title, ours, theirs)| {
             let each = repetitions.iter().map(|runs| runs[ours].iops / runs[theirs].iops);
             Ratio { title, spread: Spread::of(each) }
         });
@@ -144,7 +154,7 @@ impl PointReport {
         }
     }
 
-    /// IOPS of one pair, an index of [`PAIRS`].
+    /// IOPS of one pair, an index of the plan's.
     pub(crate) fn iops(&self, pair: usize) -> Spread {
         Spread::of(self.repetitions.iter().map(|runs| runs[pair].iops))
     }
@@ -159,10 +169,11 @@ impl Report {
     /// The tables.
     pub(crate) fn markdown(&self) -> String {
         let mut text = self.setting.introduction("pairs");
-        let titles: Vec<String> = PAIRS.iter().map(Pair::to_string).collect();
+        let Plan { pairs, ratios, .. } = self.plan;
+        let titles: Vec<String> = pairs.iter().map(Pair::to_string).collect();
         head(&mut text, "thousand IOPS, host -> target", titles.iter().map(String::as_str));
         for point in &self.points {
-            let cells = (0..PAIRS.len()).map(|pair| {
+            let cells = (0..pairs.len()).map(|pair| {
                 let Spread { median, low, high } = point.iops(pair);
                 let [median, low, high] = [median, low, high].map(|iops| iops / 1000.0);
                 format!("{median:.1} ({low:.1} - {high:.1})")
@@ -170,7 +181,7 @@ impl Report {
             row(&mut text, &point.name, cells);
         }
         text.push('\n');
-        let titles = RATIOS.iter().map(|(title, ..)| *title).chain(["repeated", "disturbed"]);
+        let titles = ratios.iter().map(|(title, ..)| *title).chain(["repeated", "disturbed"]);
         head(&mut text, "ratio", titles);
         for point in &self.points {
             let ratio =
@@ -206,10 +217,11 @@ impl Setting {
         };
         let apart = self.core_round_trip_ns.map(|ns| format!(", {}", distance::fact(ns)));
         let apart = apart.unwrap_or_default();
+        let channel = if self.tls { "TLS 1.3 (TLS_AES_128_GCM_SHA256), " } else { "" };
         let (ramp, time) = (self.ramp_seconds, self.measured_seconds);
         format!(
             "Raceline {raceline} ({target}) and {spdk}, Linux {kernel}, {processor}; {waiting}, host polling on core 1{apart}, \
-             loopback, TCP's congestion control {congestion_control}, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
+             loopback, {channel}TCP's congestion control {congestion_control}, namespaces of 512 MiB, filled. {repetitions} repetitions, all {what} in turn, each \
              {time} s after a ramp of {ramp} s: median (lowest - highest), ratios repetition by repetition. \
              A point is size, direction, depth x connections, at random addresses.\n\n"
         )
@@ -233,7 +245,7 @@ pub(crate) fn row(text: &mut String, first: &str, cells: impl Iterator<Item = St
 
 #[cfg(test)]
 mod tests {
-    use super::super::point::grid;
+    use super::super::point::{PLAIN, grid};
     use super::*;
 
     fn repetition(factor: f64) -> Vec<Run> {
@@ -242,7 +254,7 @@ mod tests {
             let iops = factor * f64::from(at + 1) * 1000.0;
             Run { pair, iops, mean_us: 1.0, disturbance }
         };
-        (0u32..).zip(PAIRS).map(run).collect()
+        (0u32..).zip(PLAIN.pairs.iter().copied()).map(run).collect()
     }
 
     #[test]
@@ -256,7 +268,7 @@ mod tests {
     fn ratios_are_taken_within_a_repetition() {
         let mut repetitions = vec![repetition(1.0), repetition(7.0), repetition(0.1)];
         repetitions[1][0].disturbance.stolen_percent = 50.0;
-        let report = PointReport::new(grid(true)[0], repetitions, 4);
+        let report = PointReport::new(&PLAIN, grid(true)[0], repetitions, 4);
         // Pair 0 has half the IOPS of pair 1, however fast the machine was.
         let first = report.ratios[0].spread;
         assert!((first.median - 0.5).abs() < 1e-9 && (first.high - first.low).abs() < 1e-9);
@@ -279,12 +291,13 @@ mod tests {
             repetitions: 1,
             ramp_seconds: 1,
             measured_seconds: 1,
+            tls: false,
             core_round_trip_ns: Some(57),
         };
-        let points = vec![PointReport::new(grid(true)[0], vec![repetition(1.0)], 0)];
+        let points = vec![PointReport::new(&PLAIN, grid(true)[0], vec![repetition(1.0)], 0)];
         let (target, cpu_percent) = ("t".to_owned(), 100.0);
         let idle = vec![Idle { target, cpu_percent, resident_kib: 2048, huge_kib: 4096 }];
-        let text = Report { setting, points, idle }.markdown();
+        let text = Report { setting, plan: &PLAIN, points, idle }.markdown();
         let bars = |line: &str| line.matches('|').count();
         for table in text.split("\n\n").skip(1) {
             let lines: Vec<&str> = table.lines().collect();

@@ -81,7 +81,15 @@ impl Connection {
         let Some(auth) = &mut self.commands.auth else { return false };
         let generated = auth.take_generated().filter(|_| verdict == Verdict::Authenticated);
         if let (Some(psk), Some(keys)) = (generated, &core.shared.config.generated_keys) {
-            keys.add(&psk, auth.names());
+            let names = auth.names();
+            keys.add(&psk, names);
+            // REPLACETLSPSK: the association goes on, and its next connections are made by this key.
+            if let (Role::Admin(association), false) = (&mut self.role, auth.only_makes_key())
+                && let Ok((identity, _)) = psk.for_tls(&names.host, &names.subsystem)
+                && let Some(old) = association.has_generated(identity.as_str())
+            {
+                keys.forget(&old);
+            }
         }
         auth.only_makes_key()
     }

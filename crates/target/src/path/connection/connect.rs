@@ -151,7 +151,8 @@ impl Connection {
         tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
         let mut association = Association::new(controller, (self.key, peer), nqn, stats);
         if channel == Channel::Concatenated {
-            association.has_generated(cx.io.peer_identity(self.socket).unwrap_or_default());
+            // The first key of an association takes the place of none.
+            let _ = association.has_generated(cx.io.peer_identity(self.socket).unwrap_or_default());
         }
         self.connected(cx, core, &joining, cid, cntlid);
         association.log_tolerances();

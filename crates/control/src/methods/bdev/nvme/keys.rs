@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_auth::IdentityVersion;
+use raceline_auth::{Derivation, IdentityVersion};
 use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
 use raceline_reactor::StreamProvider;
 use raceline_tls::{ClientPsk, ClientPskStore, Offload, TlsConnector};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::no_controller;
 use super::options::Options;
 use crate::error::RpcError;
-use crate::keyring;
+use crate::keyring::{self, KernelKey};
 use crate::manager::Manager;
 use crate::manager::catalogue;
 use crate::manager::controllers::link::Link;
@@ -57,20 +57,27 @@ pub(super) fn credentials(
 }
 
 /// The key of this name for connections over TLS; `None`: no key is named, and nothing is encrypted. The identity is of
-/// version 0, as SPDK offers it.
+/// version 0, as SPDK offers it, unless the key is the kernel's.
 pub(super) fn hold_psk(
     call: &Call<'_>,
     psk: Option<&str>,
     config: &HostConfig,
 ) -> Result<Option<HeldPsk>, RpcError> {
     let Some(name) = psk else { return Ok(None) };
+    let (version, unusable) =
+        (IdentityVersion::Zero, |detail: String| RpcError::errno(libc::ENOKEY).because(detail));
+    if let Some(key) = KernelKey::parse(name) {
+        // What nvme-cli has inserted may be of either version.
+        let names = (&config.hostnqn, &config.subnqn);
+        let psk = key.client_psk(names, IdentityVersion::One, Derivation::Standard);
+        let psk = psk.map_err(|error| unusable(format!("psk: {error}")))?;
+        return Ok(Some(HeldPsk { key: None, store: ClientPskStore::new(psk) }));
+    }
     let held = call.manager.change(|change| change.hold(name, keyring::Key::tls))?;
-    let unusable = |detail: String| RpcError::errno(libc::ENOKEY).because(detail);
     let key = held.secret().ok_or_else(|| unusable(format!("key `{name}` cannot be used now")))?;
-    let version = IdentityVersion::Zero;
     let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn)
         .map_err(|error| unusable(format!("key `{name}`: {error}")))?;
-    Ok(Some(HeldPsk { key: held, store: ClientPskStore::new(psk) }))
+    Ok(Some(HeldPsk { key: Some(held), store: ClientPskStore::new(psk) }))
 }
 
 /// TLS with this key.
