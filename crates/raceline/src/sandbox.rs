@@ -49,6 +49,7 @@ pub(crate) fn enter_export(
         // The cores listen on the port that the kernel has chosen for the first.
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
+        interfaces: args.mdns,
         counters: true,
         capabilities: capabilities_of_export(args, listen),
     };
@@ -114,6 +115,7 @@ pub(crate) fn enter_serve(
         connects: true,
         listens: None,
         abstract_sockets: notifies_by_name,
+        interfaces: args.mdns,
         counters: false,
         capabilities: CapabilitySet::NET_ADMIN
             | CapabilitySet::NET_BIND_SERVICE

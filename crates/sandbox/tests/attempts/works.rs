@@ -32,6 +32,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
     ("the one port to listen on", |place| TcpListener::bind(("127.0.0.1", place.port())).map(drop)),
     ("daemon: any port, both ways", |_| tcp()),
     ("daemon: counters", |_| counters()),
+    ("daemon: network interfaces", |_| netlink(libc::NETLINK_ROUTE)),
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
     ("a socket's priority and mark", |_| priority()),
     ("io_uring", |place| ring(&place.inside().join("file"))),
@@ -46,6 +47,12 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         Ok(())
     }),
 ];
+
+/// A socket of a part of the kernel.
+pub(crate) fn netlink(protocol: i32) -> io::Result<()> {
+    let [family, kind] = [libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC].map(bits);
+    call(libc::SYS_socket, [family, kind, bits(protocol), 0, 0, 0])
+}
 
 /// What proc(5) says of the calling thread.
 fn confirmed() -> io::Result<()> {
@@ -179,6 +186,7 @@ fn enter_again() -> io::Result<()> {
         connects: false,
         listens: None,
         abstract_sockets: false,
+        interfaces: false,
         counters: false,
         capabilities: CapabilitySet::empty(),
     };

@@ -5,6 +5,7 @@ mod drive;
 mod health;
 mod hotplug;
 mod keys;
+mod mdns;
 mod options;
 mod paths;
 
@@ -47,6 +48,7 @@ pub(super) fn register(registry: &mut Registry) {
     hotplug::register(registry);
     keys::register(registry);
     discovery::register(registry);
+    mdns::register(registry);
     paths::register(registry);
 }
 
