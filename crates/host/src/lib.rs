@@ -70,5 +70,8 @@ pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyError};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
 pub use raceline_reactor::Arrival;
-pub use remote::{RemoteController, RemoteNamespace, RemotePath, RemoteState};
+pub use remote::{
+    InjectedKind, Injection, MAX_INJECTED_DELAY, RemoteController, RemoteNamespace, RemotePath,
+    RemoteState,
+};
 pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};
