@@ -62,7 +62,7 @@ pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
 pub use multipath::{
-    MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy,
+    MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy, Topology,
 };
 pub use placement::HostPlacement;
 pub use queue::{QueueEvent, QueuePair};
