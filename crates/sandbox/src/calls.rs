@@ -258,6 +258,11 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         values.iter().map(move |&value| (call, vec![(index, Is::Value(value))])).collect::<Vec<_>>()
     };
     calls.extend(argument(libc::SYS_socket, 0, &FAMILIES.map(i32::cast_unsigned)));
+    if policy.interfaces {
+        let rtnetlink = |index, value: i32| (index, Is::Value(value.cast_unsigned()));
+        let family = rtnetlink(0, libc::AF_NETLINK);
+        calls.push((libc::SYS_socket, vec![family, rtnetlink(2, libc::NETLINK_ROUTE)]));
+    }
     calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));
     if policy.keyrings {
