@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
 use raceline_proto::host::command;
 use raceline_proto::nvme::Status;
-use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::opcode::{admin, io};
 use raceline_reactor::{
     Completion, Context, IoBuf, Outcome, PartPool, PartedBuf, Payload, SharedBuf, Token,
 };
@@ -215,6 +215,10 @@ fn opcode(op: &Op) -> u8 {
         Op::Flush => io::FLUSH,
         Op::WriteZeroes { .. } => io::WRITE_ZEROES,
         Op::Deallocate { .. } => io::DATASET_MANAGEMENT,
+        // Refused by the plan: they become no commands.
+        Op::Copy { .. } => io::COPY,
+        Op::Find { .. } => admin::GET_LBA_STATUS,
+        Op::WriteUncorrectable { .. } => io::WRITE_UNCORRECTABLE,
     }
 }
 

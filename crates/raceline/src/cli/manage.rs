@@ -44,6 +44,7 @@ pub(crate) struct BdevArgs {
 
 /// What to do with devices.
 #[derive(Clone, Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a command line has one")]
 pub(crate) enum BdevVerb {
     /// List devices
     Ls {

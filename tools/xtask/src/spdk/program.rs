@@ -153,7 +153,8 @@ impl<'a> Programs<'a> {
     pub(crate) fn fill(&self, target: &RunningTarget) -> Result<()> {
         if self.key.is_some() {
             // SPDK's host takes minutes for it over TLS (lab 0061).
-            let words = ["--precondition", "--namespace", "1", "--rw", "randread", "--iodepth", "1"];
+            let words =
+                ["--precondition", "--namespace", "1", "--rw", "randread", "--iodepth", "1"];
             let times = ["--ramp_time", "0", "--runtime", "1", "-o", "json"];
             let task = self.raceline_host(target)?.args(words.into_iter().chain(times));
             perf_job(task, FILL_LIMIT_S).context("filling the namespace")?;
