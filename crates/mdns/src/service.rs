@@ -80,6 +80,10 @@ impl Records<'_> {
             None => Nqn::discovery(),
             Some(bytes) => {
                 let text = std::str::from_utf8(bytes).map_err(|_| Unusable::Nqn)?;
+                // It is shown on terminals.
+                if text.chars().any(char::is_control) {
+                    return Err(Unusable::Nqn);
+                }
                 Nqn::new(text).map_err(|_| Unusable::Nqn)?
             }
         };
