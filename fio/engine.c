@@ -23,6 +23,8 @@ enum {
 	// This number of queued commands is sent even if more are about to follow.
 	GATHERED_COMMANDS = 32,
 	RETRY_US = 10,
+	// The longest time for paths in seconds.
+	MAX_TMO_S = 86400,
 };
 
 // The options of a job. fio does not accept an option at offset 0, so `pad` is the first member.
@@ -45,6 +47,12 @@ struct engine_options {
 	unsigned int ctrl_loss_tmo;
 	unsigned int command_timeout;
 	unsigned int spin_us;
+	char *path;
+	char *policy;
+	unsigned int multipath;
+	unsigned int no_failback;
+	char *fast_io_fail_tmo;
+	unsigned int reconnect_delay;
 };
 
 // The namespace that a file stands for. The file's name overrides the job's options.
@@ -173,6 +181,35 @@ static bool same_controller(const struct place *a, const struct place *b)
 	       same_text(a->nqn, b->nqn) && same_text(a->hostnqn, b->hostnqn);
 }
 
+// Sets what the options say of several paths. Files that name another controller have one path.
+static int set_paths(struct thread_data *td, const struct place *place, raceline_config *config)
+{
+	const struct engine_options *options = td->eo;
+	bool is_own = same_text(place->traddr, options->traddr) &&
+		      same_text(place->trsvcid, options->trsvcid) &&
+		      same_text(place->nqn, options->nqn);
+
+	config->reconnect_delay_ms = options->reconnect_delay * 1000;
+	if (options->fast_io_fail_tmo) {
+		// fio has no numbers below 0 for options.
+		char *end;
+		long seconds = strtol(options->fast_io_fail_tmo, &end, 10);
+
+		if (*end || end == options->fast_io_fail_tmo || seconds < -1 || seconds > MAX_TMO_S)
+			return fail(td, EINVAL, "fast_io_fail_tmo is no number of seconds from -1 to 86400");
+		config->fast_io_fail_tmo_s = seconds;
+	}
+	config->path_policy = options->policy;
+	if ((options->multipath || options->no_failback || options->fast_io_fail_tmo) &&
+	    !config->path_policy)
+		config->path_policy = "active-passive";
+	if (options->no_failback)
+		config->flags |= RACELINE_NO_FAILBACK;
+	if (is_own)
+		config->paths = options->path;
+	return 0;
+}
+
 // Connects to a controller. `with_queues`: it asks for the queues of this job, otherwise for one queue.
 static int connect_to(struct thread_data *td, const struct place *place, bool with_queues,
 		      raceline_host **host)
@@ -199,6 +236,8 @@ static int connect_to(struct thread_data *td, const struct place *place, bool wi
 		config.flags |= RACELINE_I10;
 	config.ctrl_loss_tmo_s = options->ctrl_loss_tmo;
 	config.command_timeout_ms = options->command_timeout * 1000;
+	if (set_paths(td, place, &config))
+		return 1;
 	config.nr_io_queues = 1;
 	if (with_queues) {
 		config.nr_io_queues = options->nr_io_queues;
@@ -597,6 +636,19 @@ static struct fio_option engine_option_table[] = {
 	       "Seconds after which a command counts as lost", .def = "30"),
 	OPTION("spin_us", spin_us, FIO_OPT_INT,
 	       "Microseconds for which a job looks for completions before it sleeps", .def = "50"),
+	OPTION("path", path, FIO_OPT_STR_STORE,
+	       "More paths to the subsystem, ADDR[:PORT][,SOURCE] with spaces between them"),
+	OPTION("policy", policy, FIO_OPT_STR_STORE,
+	       "Which path an I/O takes: active-passive, round-robin, queue-depth or numa"),
+	OPTION("multipath", multipath, FIO_OPT_BOOL,
+	       "Wait for a lost path rather than fail I/Os, even if it is the only one", .def = "0"),
+	OPTION("no_failback", no_failback, FIO_OPT_BOOL,
+	       "Stay with a path that is as good as the first when the first is back", .def = "0"),
+	OPTION("fast_io_fail_tmo", fast_io_fail_tmo, FIO_OPT_STR_STORE,
+	       "Seconds after the loss of the last path after which I/Os fail; -1: ctrl_loss_tmo (-1)"),
+	OPTION("reconnect_delay", reconnect_delay, FIO_OPT_INT,
+	       "Seconds between attempts to connect a lost path; 0: 0.1, doubled up to 10", .def = "0",
+	       .maxval = 86400),
 	{ .name = NULL },
 };
 

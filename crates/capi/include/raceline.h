@@ -129,6 +129,11 @@
 #define RACELINE_I10 4
 
 /**
+ * Flag of raceline_config: operations stay with a path that is as good as the first when the first is back.
+ */
+#define RACELINE_NO_FAILBACK 8
+
+/**
  * Flag of raceline_namespace: the controller refuses writes to the namespace.
  */
 #define RACELINE_NAMESPACE_READ_ONLY 1
@@ -212,7 +217,7 @@ typedef struct {
    */
   const char *hostid;
   /**
-   * Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10.
+   * Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10 | RACELINE_NO_FAILBACK.
    */
   uint32_t flags;
   /**
@@ -258,14 +263,19 @@ typedef struct {
    */
   int32_t fast_io_fail_tmo_s;
   /**
-   * Further addresses of the same subsystem, ADDR[:PORT] with commas between them. NULL: one path.
+   * Further paths to the same subsystem, ADDR[:PORT][,SOURCE] with spaces between them. SOURCE is the address of this
+   * machine to connect from. NULL: one path.
    */
   const char *paths;
   /**
-   * Which path an operation takes: active-passive, round-robin or queue-depth. NULL: active-passive if there are
-   * paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
+   * Which path an operation takes: active-passive, round-robin, queue-depth or numa. NULL: active-passive if there
+   * are paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
    */
   const char *path_policy;
+  /**
+   * Milliseconds between attempts to reconnect a lost path. 0: 100 at first, and doubled up to 10,000.
+   */
+  uint32_t reconnect_delay_ms;
 } raceline_config;
 
 /**

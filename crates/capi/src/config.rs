@@ -28,6 +28,9 @@ pub const RACELINE_DATA_DIGEST: u32 = 2;
 /// has waited for 50 us. A command on a queue that has nothing in flight is not held back.
 pub const RACELINE_I10: u32 = 4;
 
+/// Flag of raceline_config: operations stay with a path that is as good as the first when the first is back.
+pub const RACELINE_NO_FAILBACK: u32 = 8;
+
 /// A controller, and how to connect to it. raceline_config_init() fills in everything but traddr and nqn,
 /// which the caller must set.
 ///
@@ -50,7 +53,7 @@ pub struct raceline_config {
     /// UUID that identifies this host together with hostnqn. NULL: the one in /etc/nvme/hostid, if this
     /// host uses the NQN in /etc/nvme/hostnqn; otherwise one that is made from the NQN.
     pub hostid: *const c_char,
-    /// Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10.
+    /// Any of RACELINE_HEADER_DIGEST | RACELINE_DATA_DIGEST | RACELINE_I10 | RACELINE_NO_FAILBACK.
     pub flags: u32,
     /// I/O queues that the library asks the controller for, for all raceline_queues_open() of this host
     /// together. They take all operations; when nr_write_queues is not 0, they take only reads.
@@ -76,11 +79,14 @@ pub struct raceline_config {
     /// Seconds without a connected path after which operations fail; -1: they wait until all paths are given up. It has
     /// a meaning with paths or path_policy.
     pub fast_io_fail_tmo_s: i32,
-    /// Further addresses of the same subsystem, ADDR[:PORT] with commas between them. NULL: one path.
+    /// Further paths to the same subsystem, ADDR[:PORT][,SOURCE] with spaces between them. SOURCE is the address of this
+    /// machine to connect from. NULL: one path.
     pub paths: *const c_char,
-    /// Which path an operation takes: active-passive, round-robin or queue-depth. NULL: active-passive if there are
-    /// paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
+    /// Which path an operation takes: active-passive, round-robin, queue-depth or numa. NULL: active-passive if there
+    /// are paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
     pub path_policy: *const c_char,
+    /// Milliseconds between attempts to reconnect a lost path. 0: 100 at first, and doubled up to 10,000.
+    pub reconnect_delay_ms: u32,
 }
 
 /// Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
@@ -118,6 +124,7 @@ pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size
             fast_io_fail_tmo_s: -1,
             paths: name,
             path_policy: name,
+            reconnect_delay_ms: 0,
         };
         // SAFETY: not null and aligned, and the caller promises `size` bytes, which are enough.
         unsafe { config.write(default) };
@@ -190,6 +197,10 @@ impl raceline_config {
         config.connect_timeout = ms(self.connect_timeout_ms.max(1));
         config.backoff.give_up_after =
             u64::try_from(self.ctrl_loss_tmo_s).ok().map(Duration::from_secs);
+        if self.reconnect_delay_ms > 0 {
+            let delay = ms(self.reconnect_delay_ms);
+            (config.backoff.first, config.backoff.longest) = (delay, delay);
+        }
         self.set_paths(&mut config, paths, policy)?;
         Ok(config)
     }
@@ -207,23 +218,33 @@ impl raceline_config {
             text.parse().map_err(|error| Failure::invalid(format!("path_policy: {error}")))
         })?;
         let fast_io_fail = u64::try_from(self.fast_io_fail_tmo_s).ok().map(Duration::from_secs);
-        config.multipath =
-            Some(MultipathConfig { policy, fast_io_fail, ..MultipathConfig::default() });
-        for path in paths.into_iter().flat_map(|paths| paths.split(',')) {
-            let (name, port) = match path.rsplit_once(':') {
-                // An IPv6 address without a port has colons of its own.
-                Some((name, port)) if !name.contains(':') || name.ends_with(']') => {
-                    let port = port.parse().map_err(|_| {
-                        Failure::invalid(format!("paths: \"{path}\" has no port that is one"))
-                    })?;
-                    (name, port)
-                }
-                _ => (path, DEFAULT_PORT),
-            };
-            config.more_paths.push(PathAddress { address: resolve(name, port)?, source: None });
+        let failback = self.flags & RACELINE_NO_FAILBACK == 0;
+        let options = MultipathConfig::with_policy(policy);
+        config.multipath = Some(MultipathConfig { fast_io_fail, failback, ..options });
+        for path in paths.into_iter().flat_map(str::split_whitespace) {
+            config.more_paths.push(parse_path(path)?);
         }
         Ok(())
     }
+}
+
+/// `ADDR[:PORT][,SOURCE]`.
+fn parse_path(path: &str) -> Result<PathAddress, Failure> {
+    let wrong = |why: &str| Failure::invalid(format!("paths: \"{path}\" {why}"));
+    let (place, source) = match path.split_once(',') {
+        Some((place, source)) => (place, Some(source)),
+        None => (path, None),
+    };
+    let source =
+        source.map(|source| source.parse().map_err(|_| wrong("has no source address that is one")));
+    let (name, port) = match place.rsplit_once(':') {
+        // An IPv6 address without a port has colons of its own.
+        Some((name, port)) if !name.contains(':') || name.ends_with(']') => {
+            (name, port.parse().map_err(|_| wrong("has no port that is one"))?)
+        }
+        _ => (place, DEFAULT_PORT),
+    };
+    Ok(PathAddress { address: resolve(name, port)?, source: source.transpose()? })
 }
 
 fn too_small(name: &str, size: usize, needed: usize) -> Failure {

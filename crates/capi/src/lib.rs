@@ -16,8 +16,8 @@ mod status;
 
 pub use buffer::{raceline_buffer_alloc, raceline_buffer_free};
 pub use config::{
-    RACELINE_DATA_DIGEST, RACELINE_HEADER_DIGEST, RACELINE_I10, raceline_config,
-    raceline_config_init,
+    RACELINE_DATA_DIGEST, RACELINE_HEADER_DIGEST, RACELINE_I10, RACELINE_NO_FAILBACK,
+    raceline_config, raceline_config_init,
 };
 pub use host::{
     RACELINE_NAMESPACE_CACHE, RACELINE_NAMESPACE_DEALLOCATE, RACELINE_NAMESPACE_READ_ONLY,

@@ -57,6 +57,8 @@ pub struct DaemonConfig {
     pub connections: ConnectionOptions,
     /// What is logged.
     pub logging: Logging,
+    /// Announce the listeners of the discovery service by multicast DNS.
+    pub mdns: bool,
 }
 
 /// Why a daemon cannot start.
@@ -119,6 +121,7 @@ impl Daemon {
             identity: Identity::of_this_machine(),
             logging: config.logging,
             connections: config.connections,
+            mdns: config.mdns,
             key_places: Places::of(config.state_dir.as_deref()),
             reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
             protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),

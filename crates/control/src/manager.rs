@@ -13,10 +13,12 @@ mod error;
 pub(crate) mod generation;
 pub mod journal;
 pub mod keys;
+pub mod mdns;
 pub mod missing;
 pub mod notify;
 pub mod nvmf;
 pub mod options;
+mod publish;
 pub mod qos;
 mod replay;
 pub mod restore;
@@ -46,9 +48,10 @@ use controllers::Controllers;
 use controllers::hotplug::Hotplug;
 use discovery::Discoveries;
 use journal::{Journal, NoJournal};
+use mdns::MdnsDiscoveries;
 use missing::MissingParts;
 use notify::Events;
-use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf};
+use nvmf::{DEFAULT_MAX_SUBSYSTEMS, Nvmf, Published};
 use options::TargetOptions;
 use replay::Replaying;
 use start::Start;
@@ -81,6 +84,8 @@ pub struct ManagerConfig {
     pub protected: Option<PathBuf>,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
+    /// Whether the listeners of the default target's discovery service are announced by multicast DNS without a call.
+    pub mdns: bool,
     /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
     pub run: Option<u64>,
 }
@@ -99,6 +104,7 @@ impl Default for ManagerConfig {
             reservations: None,
             protected: None,
             changes_before: 0,
+            mdns: false,
             run: None,
         }
     }
@@ -134,6 +140,8 @@ pub struct Model {
     pub controllers: Controllers,
     /// Discovery services that bring such controllers.
     pub discoveries: Discoveries,
+    /// Searches for such services by multicast DNS.
+    pub mdns_discoveries: MdnsDiscoveries,
     /// Local drives that are taken when they are plugged in.
     pub hotplug: Arc<Hotplug>,
     /// Keys by name.
@@ -148,19 +156,22 @@ pub struct Model {
     pub events: Events,
     /// Options for targets that are created later.
     pub target_options: TargetOptions,
+    /// A thread announces the listeners of targets that want it.
+    publishes: bool,
 }
 
 impl Manager {
     /// A manager in its startup phase; `methods` make the calls of its configuration.
     #[must_use]
     pub fn new(config: ManagerConfig, methods: Arc<dyn Replay>) -> Self {
+        let mut nvmf = Nvmf::new(DEFAULT_MAX_SUBSYSTEMS);
+        if config.mdns {
+            nvmf.targets.values_mut().for_each(|target| target.published = Published::ByOption);
+        }
         Self {
             config,
             start: Start::new(),
-            model: RwLock::new(Model {
-                nvmf: Nvmf::new(DEFAULT_MAX_SUBSYSTEMS),
-                ..Model::default()
-            }),
+            model: RwLock::new(Model { nvmf, ..Model::default() }),
             keeping: Keeping::default(),
             replaying: Replaying::new(methods),
             threads: Threads::default(),
@@ -198,6 +209,8 @@ impl Manager {
         for transport in targets.into_values().filter_map(|target| target.transport) {
             nvmf::stop(transport.target)?;
         }
+        let searches = std::mem::take(&mut self.model_mut().mdns_discoveries);
+        searches.into_values().for_each(|mdns| mdns.end());
         let discoveries = std::mem::take(&mut self.model_mut().discoveries);
         discoveries.into_values().for_each(|discovery| discovery.end());
         let controllers = std::mem::take(&mut self.model_mut().controllers);

@@ -17,6 +17,7 @@ mod scheduler;
 mod sock;
 mod thread;
 
+use crate::error::RpcError;
 use crate::method::Registry;
 
 impl Registry {
@@ -45,4 +46,12 @@ impl Registry {
         }
         registry
     }
+}
+
+/// Checks that the sandbox lets this process use multicast DNS.
+fn check_mdns() -> Result<(), RpcError> {
+    raceline_mdns::check_access().map_err(|error| {
+        let remedy = "a daemon in a sandbox may only if it was started with --mdns";
+        RpcError::errno(libc::EPERM).because(format!("{error}; {remedy}"))
+    })
 }

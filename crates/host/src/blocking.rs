@@ -42,7 +42,7 @@ impl Host {
     /// # Errors
     /// When the controller cannot be reached or used.
     pub fn connect(config: HostConfig) -> Result<Self, HostError> {
-        if config.subnqn.is_discovery() || config.queue_request().total() == 0 {
+        if config.is_discovery() || config.queue_request().total() == 0 {
             return Ok(Self { io: None, admin: AdminLink::connect(config)? });
         }
         let caller = CallerHost::connect(config)?;

@@ -60,6 +60,8 @@ pub struct HostConfig {
     pub multipath: Option<MultipathConfig>,
     /// The subsystem.
     pub subnqn: Nqn,
+    /// The subsystem is a discovery subsystem although it has a name of its own.
+    pub discovery: bool,
     /// This host's NQN.
     pub hostnqn: Nqn,
     /// This host's identifier.
@@ -144,6 +146,7 @@ impl HostConfig {
             more_paths: Vec::new(),
             multipath: None,
             subnqn,
+            discovery: false,
             hostnqn,
             hostid,
             credentials: CredentialStore::default(),
@@ -173,6 +176,12 @@ impl HostConfig {
             send_flags: false,
             zero_copy: true,
         }
+    }
+
+    /// Whether the subsystem is a discovery subsystem: it has an admin queue only.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.discovery || self.subnqn.is_discovery()
     }
 
     /// The same with at most this long for each step of connecting.

@@ -333,7 +333,7 @@ impl Controller {
         self.job_busy = false;
         self.job = Job::BringUp(Box::new(BringUp::new(BringUpConfig {
             cntlid,
-            discovery: self.config.subnqn.is_discovery(),
+            discovery: self.config.is_discovery(),
             keep_alive: self.config.kato_ms > 0,
             io_queues: self.config.queue_request().total(),
             ana: self.config.multipath.is_some(),

@@ -64,7 +64,7 @@ pub use gather::I10Config;
 pub use generated::GeneratedStreams;
 pub use maps::{CoreMaps, CorePlace, QueueKind, QueueMaps, QueueRequest};
 pub use multipath::{
-    MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy,
+    MultipathConfig, PathAddress, PathEvent, PathId, PathSet, PathSetEvent, Paths, Policy, Topology,
 };
 pub use placement::HostPlacement;
 pub use queue::{QueueEvent, QueuePair};
@@ -72,5 +72,8 @@ pub use queue_set::{IoQueueEvent, IoQueueSet};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyError};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
 pub use raceline_reactor::Arrival;
-pub use remote::{RemoteController, RemoteNamespace, RemotePath, RemoteState};
+pub use remote::{
+    InjectedKind, Injection, MAX_INJECTED_DELAY, RemoteController, RemoteNamespace, RemotePath,
+    RemoteState,
+};
 pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};

@@ -27,7 +27,7 @@ mod selector;
 mod set;
 
 pub use crate::path::{
-    Access, DEFAULT_QUIESCE, Fence, MultipathConfig, PathAddress, PathAna, PathId, Policy,
+    Access, DEFAULT_QUIESCE, Fence, MultipathConfig, PathAddress, PathAna, PathId, Policy, Topology,
 };
 pub use paths::{PathEvent, Paths};
 pub use set::{PathCounters, PathSet, PathSetEvent, PathSummary};

@@ -4,6 +4,7 @@
 pub(crate) mod ana;
 mod config;
 mod fence;
+mod numa;
 
 use std::fmt;
 
@@ -11,6 +12,8 @@ pub use ana::{Access, PathAna};
 pub use config::{DEFAULT_QUIESCE, MultipathConfig, PathAddress, Policy};
 pub use fence::Fence;
 pub(crate) use fence::Lease;
+pub use numa::Topology;
+pub(crate) use numa::current_core;
 
 /// The name of a path, which no other path of the subsystem gets again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

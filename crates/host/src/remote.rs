@@ -1,6 +1,7 @@
 //! Namespaces of a remote controller as block devices: what a target can export again.
 
 mod channel;
+mod inject;
 mod paths;
 
 use std::io;
@@ -9,16 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use raceline_bdev::{Bdev, BdevInfo, Channel};
-use raceline_proto::host::{ControllerInfo, NamespaceInfo};
-use raceline_proto::nvme::NamespaceId;
+use raceline_proto::host::{ControllerInfo, NamespaceInfo, command};
 use raceline_proto::nvme::identify::{ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES};
+use raceline_proto::nvme::opcode::admin;
+use raceline_proto::nvme::{NamespaceId, Status};
 use raceline_reactor::Context;
 
 use crate::admin_link::AdminLink;
+use crate::command::CommandSummary;
 use crate::config::HostConfig;
-use crate::error::HostError;
+use crate::error::{CommandError, CommandFailure, HostError};
 use crate::split::{Limits, max_transfer_bytes};
 use channel::RemoteChannel;
+use inject::Injections;
+pub use inject::{InjectedKind, Injection, MAX_INJECTED_DELAY};
 pub use paths::RemotePath;
 
 /// Channels that can be open at a time, over all namespaces and cores, unless `io_queues` asks for more;
@@ -60,6 +65,7 @@ struct Remote {
     config: HostConfig,
     admin: AdminLink,
     free_qids: Mutex<Vec<u16>>,
+    injections: Injections,
 }
 
 /// The namespace that requests are for, and what its controller takes.
@@ -83,7 +89,14 @@ impl RemoteController {
         let admin = AdminLink::connect(config.clone())?;
         let granted = admin.association().io_queues;
         let free_qids = Mutex::new((1..=granted).rev().collect());
-        Ok(Self { remote: Arc::new(Remote { config, admin, free_qids }) })
+        Ok(Self {
+            remote: Arc::new(Remote {
+                config,
+                admin,
+                free_qids,
+                injections: Injections::default(),
+            }),
+        })
     }
 
     /// One of its namespaces as a device.
@@ -151,7 +164,34 @@ impl RemoteController {
     /// # Errors
     /// When the command fails, or `len` is 0 or no multiple of 4.
     pub fn get_log(&self, lid: u8, nsid: NamespaceId, len: u32) -> Result<Vec<u8>, HostError> {
+        if let Some(injection) =
+            self.remote.injections.take(InjectedKind::Admin, admin::GET_LOG_PAGE)
+        {
+            return self.injected_log(injection, (lid, nsid, len));
+        }
         self.remote.admin.get_log(lid, nsid, 0, len)
+    }
+
+    /// The log page, or what is injected instead of it.
+    #[cold]
+    fn injected_log(
+        &self,
+        injection: Injection,
+        (lid, nsid, len): (u8, NamespaceId, u32),
+    ) -> Result<Vec<u8>, HostError> {
+        let page = match injection.instead {
+            None => self.remote.admin.get_log(lid, nsid, 0, len)?,
+            Some(delay) => {
+                std::thread::sleep(delay);
+                vec![0; usize::try_from(len).unwrap_or(0)]
+            }
+        };
+        if injection.status == Status::SUCCESS {
+            return Ok(page);
+        }
+        let sqe = command::get_log_page(lid, nsid, 0, len, false);
+        let error = CommandError::Status(injection.status);
+        Err(HostError::Command(CommandFailure { summary: CommandSummary::new(&sqe, false), error }))
     }
 
     /// Gives the associations of all paths up, and makes new ones without waiting for them. Commands in flight end as

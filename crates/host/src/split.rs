@@ -93,6 +93,11 @@ impl<M: SplitMemory> SplitOperation<M> {
         self.plan.give_up();
     }
 
+    /// Sends none of its commands.
+    pub(crate) fn give_up(&mut self) {
+        self.plan.give_up();
+    }
+
     /// Whether no command is left to be submitted.
     pub(crate) fn is_submitted(&self) -> bool {
         self.plan.is_done()

@@ -1,5 +1,8 @@
 //! `raceline discover`: the subsystems that a target offers.
 
+use std::time::{Duration, Instant};
+
+use raceline_mdns::{Browser, Service};
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use serde_json::{Value, json};
 
@@ -9,14 +12,69 @@ use crate::failure::Failure;
 use crate::table::Table;
 use crate::{remote, shell};
 
-/// Prints the discovery log.
+/// Prints the discovery log, or who announces that there is one.
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
-    let log = remote::discover(&args.address)?;
-    let text = match args.address.output {
+    let address = &args.target.0;
+    if args.mdns {
+        let found = search(args.wait)?;
+        let text = match address.output {
+            OutputFormat::Table => found_table(&found),
+            OutputFormat::Json => format!("{:#}\n", found_document(&found)),
+        };
+        return shell::print(text.as_bytes());
+    }
+    let log = remote::discover(address)?;
+    let text = match address.output {
         OutputFormat::Table => table(&log),
         OutputFormat::Json => format!("{:#}\n", document(&log)),
     };
     shell::print(text.as_bytes())
+}
+
+/// The services that announce themselves within this time.
+fn search(time: Duration) -> Result<Vec<Service>, Failure> {
+    let mut browser = Browser::start().map_err(Failure::runtime)?;
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        browser.wait(left).map_err(Failure::runtime)?;
+        if left.is_zero() {
+            return Ok(browser.services().cloned().collect());
+        }
+    }
+}
+
+fn found_table(found: &[Service]) -> String {
+    if found.is_empty() {
+        return "no discovery controller has announced itself\n".to_owned();
+    }
+    let mut table = Table::new(&["address", "port", "nqn", "name"]);
+    for service in found {
+        for address in &service.addresses {
+            table.row([
+                address.ip().to_string(),
+                address.port().to_string(),
+                service.nqn.to_string(),
+                service.instance.clone(),
+            ]);
+        }
+    }
+    table.render("")
+}
+
+fn found_document(found: &[Service]) -> Value {
+    let services = found.iter().map(|service| {
+        let addresses = service.addresses.iter().map(
+            |address| json!({ "traddr": address.ip().to_string(), "trsvcid": address.port().to_string() }),
+        );
+        json!({
+            "instance": service.instance,
+            "trtype": "tcp",
+            "subnqn": service.nqn.as_str(),
+            "addresses": addresses.collect::<Vec<_>>(),
+        })
+    });
+    json!({ "services": services.collect::<Vec<_>>() })
 }
 
 fn table(log: &DiscoveryLog) -> String {

@@ -10,6 +10,7 @@ use raceline_bdev::{Backing, DeviceSpec, Identity, SharedBdev};
 use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
+use raceline_mdns::Publisher;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
@@ -183,10 +184,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     if let Some(judge) = judge {
         judge.tell(ready.listeners.clone());
     }
-    // All listeners and all rings are there.
-    if let Some(sandbox) = sandbox {
+    // All listeners and all rings are there. Multicast DNS needs new sockets whenever the interfaces change.
+    if let Some(sandbox) = sandbox.filter(|_| !args.mdns) {
         sandbox.seal().map_err(Failure::runtime)?;
     }
+    let _announced = announce(args, &ready)?;
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
 
@@ -197,6 +199,22 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     target.shutdown().map_err(Failure::runtime)?;
     Ok(())
+}
+
+/// Announces where other machines can connect, until the returned value is dropped.
+fn announce(args: &ExportArgs, ready: &Ready) -> Result<Option<Publisher>, Failure> {
+    if !args.mdns {
+        return Ok(None);
+    }
+    if !ready.listeners.iter().any(raceline_mdns::is_reachable) {
+        return Err(Failure::usage(
+            "--mdns announces listeners that other machines can reach, and there is none: name an address of this \
+             machine with -l",
+        ));
+    }
+    let mut publisher = Publisher::start().map_err(Failure::runtime)?;
+    publisher.announce(&ready.listeners.iter().copied().collect()).map_err(Failure::runtime)?;
+    Ok(Some(publisher))
 }
 
 /// Opens the devices that are of this kind.

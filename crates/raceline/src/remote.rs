@@ -118,10 +118,10 @@ fn set_paths(config: &mut HostConfig, args: &PathArgs) -> Result<(), Failure> {
     }
     let fast = args.fast_io_fail_tmo.and_then(|seconds| u64::try_from(seconds).ok());
     let multipath = MultipathConfig {
-        policy: args.policy.unwrap_or_default(),
         failback: !args.no_failback,
         fast_io_fail: fast.map(Duration::from_secs),
         default_quiesce: args.quiesce.unwrap_or(DEFAULT_QUIESCE),
+        ..MultipathConfig::with_policy(args.policy.unwrap_or_default())
     };
     if let (Some(fast), Some(loss)) = (multipath.fast_io_fail, config.backoff.give_up_after)
         && fast > loss

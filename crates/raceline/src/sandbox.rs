@@ -49,6 +49,7 @@ pub(crate) fn enter_export(
         // The cores listen on the port that the kernel has chosen for the first.
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
+        interfaces: args.mdns,
         counters: true,
         keyrings: false,
         capabilities: capabilities_of_export(args, listen),
@@ -115,6 +116,7 @@ pub(crate) fn enter_serve(
         connects: true,
         listens: None,
         abstract_sockets: notifies_by_name,
+        interfaces: args.mdns,
         counters: false,
         // Pre-shared keys of attached controllers.
         keyrings: true,

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         state_dir: args.state_dir.clone(),
         wait_for_rpc: args.wait_for_rpc,
         connections: args.connections.options(),
+        mdns: args.mdns,
         logging: Logging::new(settings, Box::new(log::apply)),
         ..DaemonConfig::default()
     };

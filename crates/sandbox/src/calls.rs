@@ -216,6 +216,12 @@ const REQUESTS: &[u32] = &[
     0x4e44,      // NVME_IOCTL_RESET
 ];
 
+/// Requests for the numbers and names of network interfaces (netdevice(7)).
+const INTERFACE_REQUESTS: &[u32] = &[
+    0x8910, // SIOCGIFNAME
+    0x8933, // SIOCGIFINDEX
+];
+
 /// What keyctl(2) may do: find and read keys, and have a keyring of this thread lead to them.
 const KEY_OPERATIONS: &[u32] =
     &[libc::KEYCTL_GET_KEYRING_ID, libc::KEYCTL_LINK, libc::KEYCTL_SEARCH, libc::KEYCTL_READ];
@@ -258,6 +264,12 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         values.iter().map(move |&value| (call, vec![(index, Is::Value(value))])).collect::<Vec<_>>()
     };
     calls.extend(argument(libc::SYS_socket, 0, &FAMILIES.map(i32::cast_unsigned)));
+    if policy.interfaces {
+        let rtnetlink = |index, value: i32| (index, Is::Value(value.cast_unsigned()));
+        let family = rtnetlink(0, libc::AF_NETLINK);
+        calls.push((libc::SYS_socket, vec![family, rtnetlink(2, libc::NETLINK_ROUTE)]));
+        calls.extend(argument(libc::SYS_ioctl, 1, INTERFACE_REQUESTS));
+    }
     calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));
     if policy.keyrings {

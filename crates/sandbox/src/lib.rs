@@ -37,6 +37,9 @@ pub struct Policy {
     pub listens: Option<Vec<u16>>,
     /// Whether it may connect to sockets of the abstract name space, as systemd's in some containers is.
     pub abstract_sockets: bool,
+    /// Whether it may list the network interfaces and their addresses, by rtnetlink(7). With CAP_NET_ADMIN it could
+    /// also change them.
+    pub interfaces: bool,
     /// Whether it may open performance counters of its own threads.
     pub counters: bool,
     /// Whether it may find and read keys in the kernel's keyrings.

@@ -185,6 +185,7 @@ fn policy(name: &str, place: &Place) -> Policy {
         connects: is_daemon,
         listens: if is_daemon { None } else { Some(vec![place.port()]) },
         abstract_sockets: false,
+        interfaces: is_daemon,
         counters: is_daemon,
         keyrings: is_daemon,
         capabilities: CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE,

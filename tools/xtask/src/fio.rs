@@ -1,9 +1,12 @@
 //! The fio engine: its build against the sources of Debian's fio, and its checks with that fio.
 
+mod relay;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use relay::Relay;
 use serde_json::Value;
 
 use crate::capi::{SYSTEM_LIBRARIES, static_library};
@@ -42,6 +45,9 @@ const FLAGS: [&str; 12] = [
 const RUN_LIMIT_S: u64 = 60;
 /// Time within which fio must end after a target has died and is given up.
 const DEATH_LIMIT: Duration = Duration::from_secs(20);
+/// What goes over the first path before it is cut, and how long that may take.
+const CUT_AFTER_BYTES: u64 = 1 << 20;
+const CUT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Builds the engine; the inner error says why this machine cannot, which is not a failure.
 pub(crate) fn build(tree: &Tree) -> Result<Result<PathBuf, String>> {
@@ -156,6 +162,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let bench = Bench { tree, engine, target, scratch: tree.scratch("fio")? };
     jobs(&bench, &mut checks);
     refusals(&bench, &mut checks);
+    paths(&bench, &mut checks);
     let Bench { tree, engine, target, .. } = bench;
     checks.run("healthy", || target.stop("TERM"));
     checks.run("target-dies", || target_dies(tree, &engine));
@@ -203,7 +210,10 @@ impl Bench<'_> {
 
 /// The jobs in the report of a run, which must have succeeded.
 fn report(task: Task) -> Result<Vec<Value>> {
-    let ended = task.check()?;
+    report_of(&task.check()?)
+}
+
+fn report_of(ended: &Ended) -> Result<Vec<Value>> {
     let start = ended.stdout.find('{').context("fio printed no report")?;
     let report: Value = serde_json::from_str(&ended.stdout[start..])
         .with_context(|| format!("fio's report:\n{}", ended.tail(10)))?;
@@ -266,13 +276,16 @@ fn jobs(bench: &Bench<'_>, checks: &mut Checks) {
 
 /// A user's mistakes are reported by name.
 fn refusals(bench: &Bench<'_>, checks: &mut Checks) {
-    let cases: [(&str, &[&str], &str); 7] = [
+    let cases: [(&str, &[&str], &str); 10] = [
         ("wrong-nqn", &["--nqn=nqn.2026-01.io.raceline:wrong"], "(subsystem NQN)"),
         ("wrong-port", &["--trsvcid=1"], "nothing listens there"),
         ("wrong-name", &["--traddr=no-such-name.invalid"], "cannot find the address"),
         ("wrong-nsid", &["--nsid=9"], "has no namespace 9; it has: 1, 2"),
         ("wrong-bs", &["--bs=1000"], "no multiple of the block size, 512"),
         ("wrong-file", &["--filename=traddr=127.0.0.1 color=red"], "color is unknown"),
+        ("wrong-path", &["--path=127.0.0.1:x"], "has no port that is one"),
+        ("wrong-policy", &["--policy=best"], "`best` is no policy"),
+        ("wrong-time", &["--fast_io_fail_tmo=soon"], "no number of seconds"),
         ("wrong-transport", &["--filename=trtype=RDMA"], "this engine speaks TCP"),
     ];
     for (name, rest, words) in cases {
@@ -280,6 +293,40 @@ fn refusals(bench: &Bench<'_>, checks: &mut Checks) {
             let base = ["--rw=read", "--bs=4k", "--size=1m"];
             let ended = bench.words(&base).args(rest.iter().copied()).run()?;
             fails_with(&ended, words)
+        });
+    }
+}
+
+/// Two paths, the first of which is cut while fio writes and verifies: fio notices nothing.
+fn paths(bench: &Bench<'_>, checks: &mut Checks) {
+    for policy in ["active-passive", "round-robin", "queue-depth", "numa"] {
+        checks.run(&format!("paths-{policy}"), || {
+            let relay = Relay::start(bench.target.port)?;
+            let both = [
+                format!("--trsvcid={}", relay.port),
+                format!("--path=127.0.0.1:{}", bench.target.port),
+                format!("--policy={policy}"),
+            ];
+            let rest = ["--rw=randrw", "--bs=4k", "--size=32m", "--iodepth=16", "--time_based"];
+            let verify =
+                ["--runtime=8", "--verify=crc32c", "--verify_fatal=1", "--verify_backlog=512"];
+            let running = bench.words(&rest).args(verify).args(both).start()?;
+            let deadline = Instant::now() + CUT_LIMIT;
+            while relay.bytes() < CUT_AFTER_BYTES {
+                ensure!(Instant::now() < deadline, "{} bytes by the first path", relay.bytes());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            relay.cut();
+            let passed = relay.bytes();
+            let ended = running.wait()?;
+            ensure!(ended.success(), "fio has failed:\n{}", ended.tail(12));
+            let jobs = report_of(&ended)?;
+            let moved = 4096 * (total(&jobs[0], "read") + total(&jobs[0], "write"));
+            ensure!(
+                moved > 2 * passed,
+                "{moved} bytes, of which {passed} by the path that was cut"
+            );
+            Ok(())
         });
     }
 }

@@ -14,8 +14,11 @@ struct Need {
     steps: &'static str,
 }
 
+/// Where Debian has the modules of its Python.
+const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
+
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 14] = [
+const NEEDS: [Need; 15] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -29,11 +32,20 @@ const NEEDS: [Need; 14] = [
     Need { program: "fio", package: "fio", steps: "fio-engine" },
     Need { program: "cc", package: "gcc libc6-dev", steps: "fio-engine" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
+    Need { program: "python3-zeroconf", package: "python3-zeroconf", steps: "tests" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
 ];
 
 fn missing() -> Vec<&'static Need> {
-    NEEDS.iter().filter(|need| !has_program(need.program)).collect()
+    NEEDS.iter().filter(|need| !is_there(need.program)).collect()
+}
+
+/// Whether a program is there, or a module of Debian's Python.
+fn is_there(program: &str) -> bool {
+    match program.strip_prefix("python3-") {
+        Some(module) => Path::new(PYTHON_MODULES).join(module).is_dir(),
+        None => has_program(program),
+    }
 }
 
 /// The reason why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",

@@ -12,9 +12,9 @@ use raceline_host::{BackoffConfig, HostConfig, PathId, RemoteController, RemoteP
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
 use raceline_proto::nvme::discovery::SECTYPE_TLS_1_3;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::catalogue::{Entry, Key};
+use super::catalogue::Key;
 use super::controllers::Controller;
 use super::controllers::link::Link;
 use super::nvmf::ListenAddress;
@@ -25,6 +25,8 @@ use super::{Change, Manager, ManagerError, Model, Phase};
 pub const MAX_SUBSYSTEMS: usize = 1024;
 /// The member of the catalogue's entry with these names: subsystem `k` of the list is controller `NAMEk`.
 pub const NAMES_MEMBER: &str = "subsystems";
+/// The member of an entry of multicast DNS with the services that have numbers.
+pub const SERVICES_MEMBER: &str = "services";
 
 /// How often the thread that follows a service checks whether the service is still followed.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
@@ -42,14 +44,32 @@ const TREQ_REQUIRED: u8 = 1;
 /// Followed services by name.
 pub type Discoveries = BTreeMap<String, Arc<Discovery>>;
 
+/// Who wants a service followed, and so where the numbers of its subsystems are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A client has named it: it has an entry of its own.
+    Client,
+    /// It has announced itself by multicast DNS.
+    Mdns {
+        /// The entry of the search that has found it.
+        key: Key,
+        /// Its number there.
+        number: usize,
+        /// Under which name it announces itself.
+        instance: String,
+    },
+}
+
 /// A discovery service that is followed.
 pub struct Discovery {
     /// Its name; its controllers are called `NAME0`, `NAME1`...
     pub name: String,
     /// The address that was given for it.
     pub address: SocketAddr,
-    /// Its entry in the catalogue.
+    /// The entry in the catalogue that has its numbers.
     pub key: Key,
+    /// Who wants it followed.
+    pub origin: Origin,
     /// How its subsystems are connected to; address and name are filled in for each.
     subsystem: HostConfig,
     /// The largest number of a controller's namespaces that become devices.
@@ -62,6 +82,8 @@ pub struct Discovery {
 /// What is known of a service now.
 #[derive(Clone, Default)]
 struct State {
+    /// Its other addresses, as far as it has announced them.
+    alternates: Vec<SocketAddr>,
     /// The discovery controllers that its log has named, including itself.
     referrals: Vec<SocketAddr>,
     /// The subsystems that have been found, by number.
@@ -152,17 +174,27 @@ impl Found {
 }
 
 impl Discovery {
-    /// A service at the address of `config`, whose other members say how to connect to its subsystems;
-    /// `names` are the subsystems that have numbers already.
+    /// A service at the address and of the name of `config`, whose other members say how to connect to its
+    /// subsystems; `names` are the subsystems that have numbers already.
     #[must_use]
-    pub fn new(name: &str, config: HostConfig, max_bdevs: usize, names: Vec<Nqn>) -> Arc<Self> {
+    pub fn new(
+        name: &str,
+        origin: Origin,
+        config: HostConfig,
+        max_bdevs: usize,
+        names: Vec<Nqn>,
+    ) -> Arc<Self> {
         let found = names.into_iter().map(Found::new).collect();
         let problem = Some("not connected yet".to_owned());
         let state = State { found, problem, ..State::default() };
         Arc::new(Self {
             name: name.to_owned(),
             address: config.address,
-            key: Key::new(&["bdev-nvme-discovery", name]),
+            key: match &origin {
+                Origin::Client => Key::new(&["bdev-nvme-discovery", name]),
+                Origin::Mdns { key, .. } => key.clone(),
+            },
+            origin,
             subsystem: config,
             max_bdevs,
             stopped: AtomicBool::new(false),
@@ -177,10 +209,36 @@ impl Discovery {
         self.lock().referrals.clone()
     }
 
+    /// The name of its discovery subsystem.
+    #[must_use]
+    pub fn subnqn(&self) -> &Nqn {
+        &self.subsystem.subnqn
+    }
+
     /// Why it is not connected; `None` if it is.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.lock().problem.clone()
+    }
+
+    /// Where else it can be reached.
+    pub(super) fn set_alternates(&self, addresses: &[SocketAddr]) {
+        self.lock().alternates = addresses.to_vec();
+    }
+
+    /// The subsystems that have numbers, in the order of the numbers.
+    pub(super) fn names(&self) -> Vec<Nqn> {
+        self.lock().found.iter().map(|found| found.nqn.clone()).collect()
+    }
+
+    /// Whether the service or one of its subsystems is connected.
+    pub(super) fn is_in_use(&self) -> bool {
+        let state = self.lock();
+        let is_up = |found: &Found| match found.controller.as_ref().map(|it| &it.link) {
+            Some(Link::Remote(remote)) => matches!(remote.state(), RemoteState::Up),
+            _ => false,
+        };
+        state.problem.is_none() || state.found.iter().any(is_up)
     }
 
     /// The subsystems that it lists.
@@ -238,6 +296,31 @@ impl Discovery {
             }
             (None, None) => format!("discovery service {service} has not found {controller}"),
         })
+    }
+
+    /// Writes the numbers of the subsystems into the parameters of the call that is kept.
+    fn put_names(&self, params: &mut Value) {
+        let names: Vec<String> = self.names().iter().map(|nqn| nqn.as_str().to_owned()).collect();
+        let Origin::Mdns { number, instance, .. } = &self.origin else {
+            params[NAMES_MEMBER] = json!(names);
+            return;
+        };
+        let service = json!({
+            "number": number,
+            "instance": instance,
+            "subnqn": self.subnqn().as_str(),
+            NAMES_MEMBER: names,
+        });
+        let services = &mut params[SERVICES_MEMBER];
+        match services.as_array_mut() {
+            None => *services = json!([service]),
+            Some(services) => {
+                match services.iter_mut().find(|it| it["number"] == service["number"]) {
+                    Some(kept) => *kept = service,
+                    None => services.push(service),
+                }
+            }
+        }
     }
 
     /// Whether a device would be a namespace of a controller that is found here.
@@ -326,20 +409,19 @@ fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
 impl Model {
     /// Why a device is missing that a discovery service would bring.
     pub(super) fn why_not_discovered(&self, controller: &str) -> Option<String> {
-        self.discoveries.values().find_map(|discovery| discovery.why_missing(controller))
+        let discoveries = self.discoveries.values();
+        discoveries.clone().find_map(|discovery| discovery.why_missing(controller)).or_else(|| {
+            self.mdns_discoveries.values().find_map(|mdns| mdns.why_missing(controller))
+        })
     }
 }
 
 impl Change<'_> {
-    /// Begins to follow a service.
+    /// Begins to follow a service; the caller keeps the call that wants it.
     ///
     /// # Errors
     /// When its name or its address is followed already.
-    pub fn follow_discovery(
-        &mut self,
-        discovery: &Arc<Discovery>,
-        entry: Entry,
-    ) -> Result<(), ManagerError> {
+    pub fn follow_discovery(&mut self, discovery: &Arc<Discovery>) -> Result<(), ManagerError> {
         let taken = self.model().discoveries.values().any(|other| {
             other.name == discovery.name
                 || other.address == discovery.address
@@ -355,7 +437,6 @@ impl Change<'_> {
         spawned.map_err(|error| ManagerError::Invalid(format!("no thread: {error}")))?;
         let name = discovery.name.clone();
         self.model_mut().discoveries.insert(name, Arc::clone(discovery));
-        self.put(discovery.key.clone(), entry);
         Ok(())
     }
 
@@ -377,8 +458,35 @@ impl Change<'_> {
         }
         self.remove_waiting(|device| discovery.makes(device));
         self.model_mut().discoveries.remove(name);
-        self.remove(discovery.key.clone());
+        if discovery.origin == Origin::Client {
+            self.remove(discovery.key.clone());
+        }
         Ok(attached)
+    }
+
+    /// Stops following a service that has gone by itself and may come back: what stands on the devices that it
+    /// brought waits for them.
+    ///
+    /// # Errors
+    /// When a device does not become quiet.
+    pub(super) fn lose_discovery(
+        &mut self,
+        discovery: &Arc<Discovery>,
+    ) -> Result<(), ManagerError> {
+        discovery.end();
+        let attached: Vec<Arc<Controller>> =
+            discovery.lock().found.iter_mut().filter_map(|found| found.controller.take()).collect();
+        for controller in attached {
+            // Ended first: otherwise requests that wait for the controller would never end.
+            controller.link.end();
+            if self.has(&controller) {
+                self.detach_gone(&controller.name)?;
+            }
+        }
+        if self.is_followed(discovery) {
+            self.model_mut().discoveries.remove(&discovery.name);
+        }
+        Ok(())
     }
 
     /// Whether this very controller is attached, and not another one of its name.
@@ -487,12 +595,18 @@ impl Follower {
     fn connect(&mut self) -> Result<Host, String> {
         let discovery = &self.discovery;
         let mut addresses = vec![discovery.address];
-        addresses.extend(discovery.referrals().iter().filter(|it| **it != discovery.address));
+        let alternates = discovery.lock().alternates.clone();
+        let others = [alternates, discovery.referrals()].concat();
+        for other in others {
+            if !addresses.contains(&other) {
+                addresses.push(other);
+            }
+        }
         let address = addresses[self.turn % addresses.len()];
         self.turn += 1;
         let config = HostConfig {
             address,
-            subnqn: Nqn::discovery(),
+            discovery: true,
             // After a loss, the service is looked for at all its addresses, and not only at the last one.
             backoff: BackoffConfig::NEVER,
             ..discovery.subsystem.clone().within(CONNECT_TIMEOUT)
@@ -510,10 +624,7 @@ impl Follower {
             }
             let key = &self.discovery.key;
             let Some(mut entry) = change.model().catalogue.get(key).cloned() else { return Ok(()) };
-            let state = self.discovery.lock();
-            let names: Vec<&str> = state.found.iter().map(|found| found.nqn.as_str()).collect();
-            entry.params[NAMES_MEMBER] = json!(names);
-            drop(state);
+            self.discovery.put_names(&mut entry.params);
             change.put(key.clone(), entry);
             Ok::<_, ManagerError>(())
         });

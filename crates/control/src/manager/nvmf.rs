@@ -81,10 +81,24 @@ pub struct NvmfTarget {
     pub secure_channel: SecureChannel,
     /// Listeners that the discovery service reports as its own.
     pub discovery_listeners: Vec<ListenAddress>,
+    /// Who wants these listeners announced by multicast DNS.
+    pub published: Published,
     /// Other places that hosts are referred to.
     pub referrals: Vec<Referral>,
     /// Limits that hosts share, by a name.
     pub host_limits: BTreeMap<String, HostLimits>,
+}
+
+/// Who wants the listeners of a discovery service announced by multicast DNS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Published {
+    /// Nobody.
+    #[default]
+    No,
+    /// The command line, until a call ends it.
+    ByOption,
+    /// A call, which is kept.
+    ByCall,
 }
 
 /// A transport and the cores that serve it.

@@ -84,6 +84,7 @@ impl Manager {
                 self.start();
                 self.follow_missing();
                 self.follow_overlaps();
+                self.follow_published();
             }
             Err(error) => {
                 // The first failure is the one that counts.

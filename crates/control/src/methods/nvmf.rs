@@ -3,6 +3,7 @@
 mod ana;
 mod host;
 mod listener;
+mod mdns;
 mod namespace;
 mod options;
 mod pool;
@@ -29,6 +30,7 @@ pub(super) fn register(registry: &mut Registry) {
     namespace::register(registry);
     host::register(registry);
     listener::register(registry);
+    mdns::register(registry);
     ana::register(registry);
     pool::register(registry);
     referral::register(registry);

@@ -241,6 +241,17 @@ fn flat(params: Option<&Value>) -> Vec<(&str, &Value)> {
     found
 }
 
+/// Whether all these services have these numbers: what a search by multicast DNS has found since is no difference.
+fn has_services(is: &[Value], wanted: &[Value]) -> bool {
+    let names = |service: &Value| service["subsystems"].as_array().cloned().unwrap_or_default();
+    wanted.iter().all(|wanted| {
+        let same = |it: &&Value| {
+            ["number", "instance", "subnqn"].iter().all(|part| it[*part] == wanted[*part])
+        };
+        is.iter().find(same).is_some_and(|it| names(it).starts_with(&names(wanted)))
+    })
+}
+
 /// The elements of a list; none if it is unset.
 fn as_names(value: &Value) -> Option<&[Value]> {
     match value {
@@ -272,6 +283,9 @@ fn same(name: &str, left: &Value, right: &Value) -> bool {
     if let ("subsystems" | "drives", Value::Array(is), Some(wanted)) = (name, left, as_names(right))
     {
         return is.starts_with(wanted);
+    }
+    if let ("services", Value::Array(is)) = (name, left) {
+        return right.as_array().is_none_or(|wanted| has_services(is, wanted));
     }
     if let ("detached", Value::Array(is), Some(wanted)) = (name, left, as_names(right)) {
         return wanted.iter().all(|serial| is.contains(serial));
@@ -344,6 +358,11 @@ impl<'a> Params<'a> {
                 let removal =
                     Removal::Call(call("bdev_nvme_stop_discovery", &[("name", json!(name))]));
                 (key(&["discovery", &name]), removal)
+            }
+            "bdev_nvme_start_mdns_discovery" => {
+                let removal =
+                    Removal::Call(call("bdev_nvme_stop_mdns_discovery", &[("name", json!(name))]));
+                (key(&["mdns", &name]), removal)
             }
             _ => return None,
         })
@@ -431,6 +450,11 @@ impl<'a> Params<'a> {
                 part(&["visible", &self.text("nsid"), &self.text("host")]),
                 remove("nvmf_ns_remove_host", &["nsid", "host"]),
             ),
+            "nvmf_publish_mdns_prr" => {
+                let target = self.get("tgt_name").map(|target| ("tgt_name", target.clone()));
+                let names: Vec<(&str, Value)> = target.into_iter().collect();
+                (self.key_on_target(&["mdns"]), Removal::Call(call("nvmf_stop_mdns_prr", &names)))
+            }
             "nvmf_discovery_add_referral" => {
                 let mut params = Map::new();
                 for name in ["address", "subnqn", "tgt_name"] {

@@ -238,6 +238,22 @@ fn what_a_discovery_service_has_found_since_is_no_difference() {
 }
 
 #[test]
+fn what_a_search_by_multicast_dns_has_found_since_is_no_difference() {
+    let search = |services: Value| {
+        [call("bdev_nvme_start_mdns_discovery", json!({ "name": "M", "services": services }))]
+    };
+    let shelf = |number: u32, names: Value| json!({ "number": number, "instance": "shelf", "subsystems": names });
+    let is = search(json!([shelf(0, json!(["a", "b"])), { "number": 1, "instance": "other" }]));
+    for same in [Value::Null, json!([]), json!([shelf(0, json!(["a"]))])] {
+        assert!(plan(&is, &search(same.clone())).is_empty(), "{same}");
+    }
+    for other in [json!([shelf(1, json!(["a"]))]), json!([shelf(0, json!(["b"]))])] {
+        let plan = plan(&is, &search(other));
+        assert_eq!(plan, ["bdev_nvme_stop_mdns_discovery M", "bdev_nvme_start_mdns_discovery M"]);
+    }
+}
+
+#[test]
 fn members_of_the_same_name_in_two_objects_are_no_difference() {
     let params = json!({ "one": { "x": 1 }, "two": { "x": 2 } });
     let is = contents(&[call("bdev_other_set", params)]);

@@ -10,6 +10,8 @@ pub(super) struct Candidate {
     pub(super) access: Access,
     /// Commands outstanding on this path's queue.
     pub(super) outstanding: usize,
+    /// How far its network device is from this core; the same for all paths unless the policy wants to know.
+    pub(super) distance: u32,
 }
 
 /// The policy, and what it remembers.
@@ -29,6 +31,11 @@ impl Selector {
         Self { policy, failback, preferred: None, current: None, left: 0 }
     }
 
+    /// Whether it changes from path to path while all of them are as good.
+    pub(super) fn takes_turns(&self) -> bool {
+        matches!(self.policy, Policy::RoundRobin { .. } | Policy::QueueDepth)
+    }
+
     /// The path for the next command. Candidates are in the order of paths.
     pub(super) fn choose(&mut self, candidates: &[Candidate]) -> Option<PathId> {
         let is_optimized = |candidate: &&Candidate| candidate.access == Access::Optimized;
@@ -39,7 +46,7 @@ impl Selector {
         };
         let good = candidates.iter().filter(|candidate| candidate.access == best);
         let chosen = match self.policy {
-            Policy::ActivePassive => self.active(good),
+            Policy::ActivePassive | Policy::Numa => self.active(good),
             Policy::RoundRobin { min_io } => self.next_in_round(good, min_io.max(1)),
             // The first of those with the least.
             Policy::QueueDepth => good.min_by_key(|candidate| candidate.outstanding),
@@ -50,14 +57,15 @@ impl Selector {
 
     fn active<'a>(
         &self,
-        mut good: impl Iterator<Item = &'a Candidate> + Clone,
+        good: impl Iterator<Item = &'a Candidate> + Clone,
     ) -> Option<&'a Candidate> {
         let of = |id: Option<PathId>| good.clone().find(move |candidate| Some(candidate.id) == id);
         let current = of(self.current);
         if !self.failback && current.is_some() {
             return current;
         }
-        of(self.preferred).or_else(|| good.next())
+        // The first of the nearest.
+        of(self.preferred).or_else(|| good.clone().min_by_key(|candidate| candidate.distance))
     }
 
     fn next_in_round<'a>(
@@ -85,8 +93,12 @@ mod tests {
     const BEST: Access = Access::Optimized;
 
     fn candidates(list: &[(u16, Access, usize)]) -> Vec<Candidate> {
-        let candidate =
-            |&(id, access, outstanding)| Candidate { id: PathId(id), access, outstanding };
+        let candidate = |&(id, access, outstanding)| Candidate {
+            id: PathId(id),
+            access,
+            outstanding,
+            distance: 0,
+        };
         list.iter().map(candidate).collect()
     }
 
@@ -113,6 +125,32 @@ mod tests {
         assert_eq!(choose(&mut selector, &[(1, BEST, 0)]), Some(1));
         assert_eq!(choose(&mut selector, &[(0, BEST, 0), (1, BEST, 0)]), Some(1));
         assert_eq!(choose(&mut selector, &[(0, BEST, 0), (1, GOOD, 0)]), Some(0));
+    }
+
+    #[test]
+    fn the_nearest_path_and_the_first_of_those() {
+        let near = |list: &[(u16, Access, u32)]| -> Vec<Candidate> {
+            let candidate = |&(id, access, distance)| Candidate {
+                id: PathId(id),
+                access,
+                outstanding: 0,
+                distance,
+            };
+            list.iter().map(candidate).collect()
+        };
+        let mut selector = Selector::new(Policy::Numa, true);
+        let mut choose = |list: &[(u16, Access, u32)]| selector.choose(&near(list)).map(|id| id.0);
+        assert_eq!(choose(&[(0, BEST, 31), (1, BEST, 10), (2, BEST, 10)]), Some(1));
+        assert_eq!(choose(&[(0, BEST, 31), (2, BEST, 10)]), Some(2));
+        assert_eq!(choose(&[(0, BEST, 31), (1, GOOD, 10)]), Some(0), "ANA first");
+        assert_eq!(choose(&[(0, BEST, 31), (1, BEST, 10)]), Some(1), "it is back");
+        assert_eq!(choose(&[(0, BEST, 20), (1, BEST, 20)]), Some(0), "nothing is known");
+        selector.preferred = Some(PathId(0));
+        assert_eq!(selector.choose(&near(&[(0, BEST, 31), (1, BEST, 10)])), Some(PathId(0)));
+        selector.preferred = None;
+        selector.failback = false;
+        assert_eq!(selector.choose(&near(&[(0, BEST, 31), (1, BEST, 10)])), Some(PathId(0)));
+        assert!(!selector.takes_turns());
     }
 
     #[test]

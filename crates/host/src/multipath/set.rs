@@ -150,7 +150,9 @@ impl PathSet {
             Layout::Core(core) => IoQueueSet::mapped(config, *core, token),
         };
         queues.share_counters(Arc::clone(&self.counters));
-        self.members.push(Member::new(id, queues, cx.now));
+        let mut member = Member::new(id, queues, cx.now, (config.source, config.address));
+        member.measure(self.config.multipath.as_ref());
+        self.members.push(member);
         self.choose_direct(cx.now);
     }
 
@@ -181,6 +183,7 @@ impl PathSet {
         let Some(now) = &mut self.config.multipath else { return };
         if let Some(options) = &routing.options {
             now.clone_from(options);
+            self.members.iter_mut().for_each(|member| member.measure(Some(&*now)));
         }
         self.selector.policy = now.policy;
         self.selector.failback = now.failback;
@@ -538,7 +541,7 @@ impl PathSet {
         let mut only = None;
         for nsid in namespaces {
             self.find_candidates(now, None, nsid);
-            let in_turn = self.selector.policy != super::Policy::ActivePassive;
+            let in_turn = self.selector.takes_turns();
             let optimized = self.candidates.iter().filter(|it| it.access == Access::Optimized);
             let (optimized, all) = (optimized.count(), self.candidates.len());
             let rivals = if optimized > 0 { optimized } else { all };
@@ -577,7 +580,8 @@ impl PathSet {
             if access.is_usable() && ready {
                 let at = member.position(queue.unwrap_or(0));
                 let outstanding = member.queues.queue_outstanding(at);
-                self.candidates.push(Candidate { id: member.id, access, outstanding });
+                let (id, distance) = (member.id, member.distance);
+                self.candidates.push(Candidate { id, access, outstanding, distance });
             }
         }
     }

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
+
+use super::Topology;
 
 /// What is assumed for controllers that do not report how long they need to quiesce (CQT).
 pub const DEFAULT_QUIESCE: Duration = Duration::from_secs(5);
@@ -30,6 +33,9 @@ pub enum Policy {
     },
     /// The path with the fewest commands outstanding on this core.
     QueueDepth,
+    /// One path until it cannot be used: the preferred one, else the first of those whose network device is nearest to
+    /// this core, by [`MultipathConfig::topology`]. A path whose node is unknown counts as one of another node.
+    Numa,
 }
 
 impl Policy {
@@ -40,6 +46,7 @@ impl Policy {
             Self::ActivePassive => "active-passive",
             Self::RoundRobin { .. } => "round-robin",
             Self::QueueDepth => "queue-depth",
+            Self::Numa => "numa",
         }
     }
 }
@@ -52,11 +59,9 @@ impl FromStr for Policy {
             "active-passive" | "active_passive" => Ok(Self::ActivePassive),
             "round-robin" | "round_robin" => Ok(Self::RoundRobin { min_io: 1 }),
             "queue-depth" | "queue_depth" => Ok(Self::QueueDepth),
-            "numa" => Err("the host does not know which path is near which core: name the near one first, with \
-                active-passive"
-                .to_owned()),
+            "numa" => Ok(Self::Numa),
             _ => Err(format!(
-                "`{}` is no policy: active-passive, round-robin and queue-depth are",
+                "`{}` is no policy: active-passive, round-robin, queue-depth and numa are",
                 text.escape_debug()
             )),
         }
@@ -78,6 +83,21 @@ pub struct MultipathConfig {
     /// The quiesce time of a controller that does not report one: part of the time for which a write whose path
     /// was lost is held back before it is sent on another path.
     pub default_quiesce: Duration,
+    /// Where cores and network devices are, for [`Policy::Numa`]. An empty one knows nothing, and the order of the
+    /// paths counts.
+    pub topology: Arc<Topology>,
+}
+
+impl MultipathConfig {
+    /// Options with this policy, and with what the policy has to know of this machine.
+    #[must_use]
+    pub fn with_policy(policy: Policy) -> Self {
+        let topology = match policy {
+            Policy::Numa => Arc::new(Topology::of_this_machine()),
+            _ => Arc::default(),
+        };
+        Self { policy, topology, ..Self::default() }
+    }
 }
 
 impl Default for MultipathConfig {
@@ -87,6 +107,7 @@ impl Default for MultipathConfig {
             failback: true,
             fast_io_fail: None,
             default_quiesce: DEFAULT_QUIESCE,
+            topology: Arc::default(),
         }
     }
 }
@@ -97,15 +118,14 @@ mod tests {
 
     #[test]
     fn policies_by_name() {
-        for policy in [Policy::ActivePassive, Policy::RoundRobin { min_io: 1 }, Policy::QueueDepth]
-        {
+        let round_robin = Policy::RoundRobin { min_io: 1 };
+        for policy in [Policy::ActivePassive, round_robin, Policy::QueueDepth, Policy::Numa] {
             assert_eq!(policy.name().parse(), Ok(policy));
         }
-        assert!("numa".parse::<Policy>().unwrap_err().contains("active-passive"));
         let error = "best\n".parse::<Policy>().unwrap_err();
         assert_eq!(
             error,
-            "`best\\n` is no policy: active-passive, round-robin and queue-depth are"
+            "`best\\n` is no policy: active-passive, round-robin, queue-depth and numa are"
         );
     }
 }

@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use raceline_bdev::{BdevError, Channel, Done, Op, Request};
 use raceline_proto::host::command;
 use raceline_proto::nvme::Status;
+use raceline_proto::nvme::opcode::{admin, io};
 use raceline_reactor::{
     Completion, Context, IoBuf, Outcome, PartPool, PartedBuf, Payload, SharedBuf, Token,
 };
 
-use super::{Remote, Scope};
+use super::{InjectedKind, Remote, Scope};
 use crate::command::{CommandDone, Data};
 use crate::error::CommandError;
 use crate::follower::AssociationFollower;
@@ -20,6 +22,8 @@ use crate::split::{Kind, Part, Plan, SplitMemory, SplitOperation};
 /// Token indices: the queue, and the timer that looks at the association.
 const QUEUE_INDEX: u32 = 0;
 const FOLLOW_INDEX: u32 = u32::MAX;
+/// The timer for requests that wait for an injected error.
+const INJECT_INDEX: u32 = u32::MAX - 1;
 
 /// An I/O queue of the association, and the requests on it.
 #[derive(Debug)]
@@ -27,12 +31,15 @@ pub(super) struct RemoteChannel {
     remote: Arc<Remote>,
     scope: Scope,
     qid: u16,
+    token: Token,
     queues: PathSet,
     follower: AssociationFollower,
     operations: Vec<Option<Operation>>,
     free: Vec<usize>,
     /// Operations that found no room for all their commands. Only the first has commands on their way.
     backlog: VecDeque<usize>,
+    /// Operations that wait for the error that was injected, and until when.
+    delayed: Vec<(Instant, usize)>,
     /// For the parts of requests that are more than one command may move.
     parts: PartPool,
     closed: bool,
@@ -43,6 +50,8 @@ pub(super) struct RemoteChannel {
 struct Operation {
     tag: u64,
     commands: SplitOperation<RequestMemory>,
+    /// What it ends with, whatever its commands end with.
+    injected: Option<Status>,
 }
 
 /// The buffer of a request. A command that moves all of it gets the buffer itself, and others get parts.
@@ -76,11 +85,13 @@ impl RemoteChannel {
         let mut channel = Self {
             scope,
             qid,
+            token,
             queues,
             follower,
             operations: Vec::new(),
             free: Vec::new(),
             backlog: VecDeque::new(),
+            delayed: Vec::new(),
             // A command that has ended holds its part until its end is taken.
             parts: PartPool::new(2 * usize::from(remote.config.io_entries)),
             closed: false,
@@ -92,6 +103,7 @@ impl RemoteChannel {
 
     fn start(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
         let Request { tag, op } = request;
+        let opc = opcode(&op);
         let (plan, memory) = match self.scope.plan(op) {
             Ok(planned) => planned,
             Err((error, memory)) => {
@@ -104,10 +116,39 @@ impl RemoteChannel {
             self.operations.push(None);
             self.operations.len() - 1
         });
-        let commands = SplitOperation::new(plan, memory);
-        self.operations[index] = Some(Operation { tag, commands });
-        self.backlog.push_back(index);
+        let injection = self.remote.injections.take(InjectedKind::Io, opc);
+        let mut commands = SplitOperation::new(plan, memory);
+        let instead = injection.and_then(|it| it.instead);
+        if instead.is_some() {
+            commands.give_up();
+        }
+        let injected = injection.map(|it| it.status);
+        self.operations[index] = Some(Operation { tag, commands, injected });
+        match instead {
+            None => self.backlog.push_back(index),
+            Some(delay) => self.delay(cx, index, delay),
+        }
         self.submit_backlog(cx, done);
+    }
+
+    /// Lets an operation end after this time.
+    #[cold]
+    fn delay(&mut self, cx: &mut Context<'_>, index: usize, delay: Duration) {
+        let end = cx.now + delay;
+        self.delayed.push((end, index));
+        cx.io.timer(end, Token { index: INJECT_INDEX, ..self.token });
+    }
+
+    /// Ends the operations that have waited for long enough.
+    #[cold]
+    fn end_delayed(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let mut over = Vec::new();
+        self.delayed.retain(|&(end, index)| {
+            let is_over = end <= now;
+            over.extend(is_over.then_some(index));
+            !is_over
+        });
+        over.into_iter().for_each(|index| self.end(index, done));
     }
 
     /// Submits the commands of the operations that wait, as far as there is room.
@@ -153,12 +194,31 @@ impl RemoteChannel {
         let Some(over) = place.take_if(|operation| operation.commands.has_ended()) else { return };
         self.free.push(index);
         let (result, memory) = over.commands.finish();
-        let result = result.map(drop).map_err(|failure| bdev_error(failure.error));
+        let result = match over.injected {
+            None => result.map(drop).map_err(|failure| bdev_error(failure.error)),
+            Some(Status::SUCCESS) => Ok(()),
+            Some(status) => Err(bdev_error(CommandError::Status(status))),
+        };
         let (result, payload) = match memory.into_payload() {
             Ok(payload) => (result, payload),
             Err(error) => (result.and(Err(error)), None),
         };
         done.push(Done { tag: over.tag, result, payload });
+    }
+}
+
+/// The opcode of the commands that a request becomes.
+fn opcode(op: &Op) -> u8 {
+    match op {
+        Op::Read { .. } => io::READ,
+        Op::Write { .. } => io::WRITE,
+        Op::Flush => io::FLUSH,
+        Op::WriteZeroes { .. } => io::WRITE_ZEROES,
+        Op::Deallocate { .. } => io::DATASET_MANAGEMENT,
+        // Refused by the plan: they become no commands.
+        Op::Copy { .. } => io::COPY,
+        Op::Find { .. } => admin::GET_LBA_STATUS,
+        Op::WriteUncorrectable { .. } => io::WRITE_UNCORRECTABLE,
     }
 }
 
@@ -306,6 +366,8 @@ impl Channel for RemoteChannel {
             if self.follower.is_due(cx.now) && matches!(completion.outcome, Outcome::Timer) {
                 self.follower.follow(cx, &mut self.queues);
             }
+        } else if completion.token.index == INJECT_INDEX {
+            self.end_delayed(cx.now, done);
         } else {
             self.queues.handle_completion(cx, completion);
         }

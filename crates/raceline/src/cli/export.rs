@@ -101,6 +101,10 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     pub(crate) allow_wildcard: bool,
 
+    /// Announce to the local network, by multicast DNS, where it listens for other machines
+    #[arg(long)]
+    pub(crate) mdns: bool,
+
     /// Cores to run on, e.g. 0,2-4 [default: one thread that is not bound]
     #[arg(long, value_name = "LIST", value_parser = values::core_list)]
     pub(crate) cores: Option<CoreList>,

@@ -136,7 +136,49 @@ pub(crate) struct ConnectArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
     #[command(flatten)]
-    pub(crate) address: AddressArgs,
+    pub(crate) target: OptionalAddress,
+
+    /// List the discovery controllers that announce themselves in the local network by multicast DNS
+    #[arg(long, conflicts_with = "address", help_heading = "Target")]
+    pub(crate) mdns: bool,
+
+    /// How long to listen for announcements
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "3",
+        requires = "mdns",
+        help_heading = "Target"
+    )]
+    #[arg(value_parser = values::time)]
+    pub(crate) wait: Duration,
+}
+
+/// The same arguments, where `--mdns` stands for the address.
+#[derive(Clone, Debug)]
+pub(crate) struct OptionalAddress(pub(crate) AddressArgs);
+
+impl clap::FromArgMatches for OptionalAddress {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        AddressArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl clap::Args for OptionalAddress {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        AddressArgs::augment_args(command).mut_arg("address", |address| {
+            let address = address.required(false).required_unless_present("mdns");
+            address.default_value_if("mdns", clap::builder::ArgPredicate::IsPresent, "")
+        })
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
 }
 
 /// Arguments of `identify`.

@@ -20,7 +20,7 @@ pub(crate) struct PathArgs {
     #[arg(long, help_heading = "Paths")]
     pub(crate) multipath: bool,
 
-    /// Which path a command takes: active-passive, round-robin or queue-depth [default: active-passive]
+    /// Which path a command takes: active-passive, round-robin, queue-depth or numa [default: active-passive]
     #[arg(long, visible_alias = "iopolicy", value_name = "POLICY", help_heading = "Paths")]
     pub(crate) policy: Option<Policy>,
 

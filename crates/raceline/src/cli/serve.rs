@@ -47,6 +47,10 @@ pub(crate) struct ServeArgs {
     #[arg(long = "rpc-admin", value_name = "UID")]
     pub(crate) admins: Vec<u32>,
 
+    /// Announce the listeners of the discovery service to the local network by multicast DNS, and let clients search it
+    #[arg(long)]
+    pub(crate) mdns: bool,
+
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 

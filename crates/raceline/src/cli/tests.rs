@@ -345,6 +345,18 @@ fn bench_says_what_would_be_right() {
     }
 }
 
+/// `--mdns` stands for an address, and one of both has to be there.
+#[test]
+fn discover_takes_an_address_or_searches() {
+    let Verb::Discover(args) = parse("discover --mdns --wait 10 -o json").unwrap() else {
+        unreachable!()
+    };
+    assert!(args.mdns && args.wait == std::time::Duration::from_secs(10));
+    assert!(parse("discover").unwrap_err().contains("--traddr"));
+    assert!(parse("discover --mdns -a 192.0.2.1").unwrap_err().contains("cannot be used with"));
+    assert!(parse("discover -a 192.0.2.1 --wait 3").unwrap_err().contains("--mdns"));
+}
+
 /// Lines that users copy from `nvme connect` and `nvme discover` are understood.
 #[test]
 fn host_verbs_take_nvme_clis_spelling() {
@@ -362,7 +374,7 @@ fn host_verbs_take_nvme_clis_spelling() {
                 --hostnqn=nqn.2014-08.org.example:h --keep-alive-tmo=5 --ctrl-loss-tmo=-1 \
                 --output-format=json";
     let Verb::Discover(args) = parse(long).unwrap() else { unreachable!() };
-    assert_eq!((args.address.ctrl_loss_tmo, args.address.port), (-1, 8009));
+    assert_eq!((args.target.0.ctrl_loss_tmo, args.target.0.port), (-1, 8009));
     for (other, why) in [
         ("rdma", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
         ("fc", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),

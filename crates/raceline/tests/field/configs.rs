@@ -371,7 +371,6 @@ fn a_method_that_is_not_here_says_what_it_belongs_to() {
             "get_lvol_stores",
             "get_lvol_stores (now bdev_lvol_get_lvstores) belongs to SPDK's logical volumes",
         ),
-        ("nvmf_publish_mdns_prr", "discovery by mDNS (mdns)"),
         ("accel_crypto_keys_get", "encryption of data (accel_crypto)"),
         ("trace_get_info", "trace points (trace)"),
     ] {

@@ -15,6 +15,7 @@ use libc::{EACCES, ENOSYS, EPERM};
 
 use super::Attempt;
 use super::support::{Place, bits, call};
+use super::works;
 
 /// Name, attempt, and what the sandbox answers.
 pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
@@ -116,6 +117,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
     ("a file outside from a thread", |place| in_thread(place), &[EACCES]),
     ("a file outside by io_uring", |place| by_ring(place), &[EACCES]),
     // Sockets.
+    ("daemon: another netlink socket", |_| works::netlink(libc::NETLINK_GENERIC), &[EPERM]),
     ("a netlink socket", |_| socket(libc::AF_NETLINK, libc::SOCK_RAW), &[EPERM]),
     ("a packet socket", |_| socket(libc::AF_PACKET, libc::SOCK_RAW), &[EPERM]),
     ("a key socket", |_| socket(libc::AF_KEY, libc::SOCK_RAW), &[EPERM]),

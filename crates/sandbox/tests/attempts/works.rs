@@ -40,6 +40,8 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         let operation = u64::from(libc::KEYCTL_GET_KEYRING_ID);
         call(libc::SYS_keyctl, [operation, own, 1, 0, 0, 0])
     }),
+    ("daemon: network interfaces", |_| netlink(libc::NETLINK_ROUTE)),
+    ("daemon: the number of a network interface", |_| number_of_loopback()),
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
     ("a socket's priority and mark", |_| priority()),
     ("io_uring", |place| ring(&place.inside().join("file"))),
@@ -54,6 +56,17 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         Ok(())
     }),
 ];
+
+/// A socket of a part of the kernel.
+pub(crate) fn netlink(protocol: i32) -> io::Result<()> {
+    let [family, kind] = [libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC].map(bits);
+    call(libc::SYS_socket, [family, kind, bits(protocol), 0, 0, 0])
+}
+
+fn number_of_loopback() -> io::Result<()> {
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
+    rustix::net::netdevice::name_to_index(&socket, "lo").map(drop).map_err(Into::into)
+}
 
 /// What proc(5) says of the calling thread.
 fn confirmed() -> io::Result<()> {
@@ -187,6 +200,7 @@ fn enter_again() -> io::Result<()> {
         connects: false,
         listens: None,
         abstract_sockets: false,
+        interfaces: false,
         counters: false,
         keyrings: false,
         capabilities: CapabilitySet::empty(),

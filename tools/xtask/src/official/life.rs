@@ -39,7 +39,7 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let parts: [Part<'a>; 14] = [
+    let parts: [Part<'a>; 16] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -50,6 +50,8 @@ pub(super) fn run<'a>(
         ("visibility", &["nvmf_ns_add_host"], Life::visibility),
         ("referrals", &["nvmf_discovery_add_referral"], Life::referrals),
         ("discovery", &["bdev_nvme_start_discovery"], Life::discovery),
+        ("multicast-dns", &["bdev_nvme_start_mdns_discovery"], Life::multicast_dns),
+        ("injected-errors", &["bdev_nvme_add_error_injection"], Life::injected_errors),
         ("errors", &[], Life::errors),
         ("script-and-batch", &[], Life::scripts),
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
@@ -82,7 +84,7 @@ fn strings(list: &Value) -> Vec<String> {
 impl<'a> Life<'a> {
     fn begin(tree: &'a Tree, release: &'a Release, program: &'a Path) -> Result<Self> {
         let dir = tree.scratch(&format!("spdk-client-{}", release.version))?;
-        let daemon = Serve::start(tree, &dir, &["--wait-for-rpc"])?;
+        let daemon = Serve::start(tree, &dir, &["--wait-for-rpc", "--mdns"])?;
         let listed = daemon.call(tree, &["rpc_get_methods"])?;
         Ok(Self { tree, release, program, dir, daemon, methods: strings(&listed) })
     }
@@ -359,6 +361,48 @@ impl<'a> Life<'a> {
         client.refused(&["bdev_get_bdevs", "-b", uuid], -19, "No such device")?;
         client.run(&["nvmf_delete_subsystem", OTHER_NQN])?;
         client.run(&["bdev_malloc_delete", "Found"]).map(drop)
+    }
+
+    /// Announcements and a search begin and end; nothing here can be reached by other machines.
+    fn multicast_dns(&mut self) -> Result<()> {
+        let client = self.client();
+        client.run(&["nvmf_publish_mdns_prr"])?;
+        client.refused(&["nvmf_publish_mdns_prr"], -17, "File exists")?;
+        client.run(&["nvmf_stop_mdns_prr"])?;
+        let start = ["bdev_nvme_start_mdns_discovery", "-b", "M", "-s", "_nvme-disc._tcp"];
+        client.run(&start)?;
+        client.refused(&start, -17, "File exists")?;
+        let shown = client.json(&["bdev_nvme_get_mdns_discovery_info"])?;
+        let is_it = shown[0]["name"] == "M" && shown[0]["svcname"] == "_nvme-disc._tcp";
+        ensure!(is_it && shown[0]["referrals"].is_array(), "{shown}");
+        client.run(&["bdev_nvme_stop_mdns_discovery", "-b", "M"])?;
+        let shown = client.json(&["bdev_nvme_get_mdns_discovery_info"])?;
+        ensure!(shown.as_array().is_some_and(Vec::is_empty), "{shown}");
+        Ok(())
+    }
+
+    /// An error for the commands of a controller that leads to this daemon.
+    fn injected_errors(&mut self) -> Result<()> {
+        let client = self.client();
+        let at = ["-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s"];
+        client.run(&["bdev_malloc_create", "-b", "Far", "8", "512"])?;
+        client.run(&["nvmf_create_subsystem", OTHER_NQN, "-a"])?;
+        client.run(&["nvmf_subsystem_add_ns", OTHER_NQN, "Far"])?;
+        client.run(&[&["nvmf_subsystem_add_listener", OTHER_NQN], &at[..], &["0"]].concat())?;
+        let port = port_of(&self.subsystem(OTHER_NQN)?)?;
+        let attach = ["bdev_nvme_attach_controller", "-b", "I", "-n", OTHER_NQN];
+        client.run(&[&attach[..], &at[..], &[&port]].concat())?;
+        let health = ["bdev_nvme_get_controller_health_info", "-c", "I"];
+        client.run(&health)?;
+        let which = ["-n", "I", "-t", "admin", "-o", "2"];
+        let error = ["-s", "-w", "1000", "-e", "1", "-u", "0", "-c", "6"];
+        client.run(&[&["bdev_nvme_add_error_injection"], &which[..], &error[..]].concat())?;
+        client.refused(&health, -32603, "Internal error.")?;
+        client.run(&health)?;
+        client.run(&[&["bdev_nvme_remove_error_injection"], &which[..]].concat())?;
+        client.run(&["bdev_nvme_detach_controller", "I"])?;
+        client.run(&["nvmf_delete_subsystem", OTHER_NQN])?;
+        client.run(&["bdev_malloc_delete", "Far"]).map(drop)
     }
 
     /// Codes and texts of refused calls, which change nothing.

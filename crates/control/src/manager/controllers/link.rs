@@ -294,6 +294,8 @@ pub fn policy_names(policy: Policy) -> (&'static str, Option<&'static str>) {
         Policy::ActivePassive => ("active_passive", None),
         Policy::RoundRobin { .. } => ("active_active", Some("round_robin")),
         Policy::QueueDepth => ("active_active", Some("queue_depth")),
+        // No call sets it: SPDK has no word for it.
+        Policy::Numa => ("active_passive", None),
     }
 }
 

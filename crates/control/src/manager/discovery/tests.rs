@@ -26,7 +26,7 @@ fn discovery() -> Arc<Discovery> {
     let nqn = |name: &str| Nqn::new(&format!("nqn.2026-01.io.raceline:{name}")).unwrap();
     let address = "127.0.0.1:8009".parse().unwrap();
     let config = HostConfig::new(address, Nqn::discovery(), nqn("host"), HostId([1; 16]));
-    Discovery::new("D", config, 128, vec![nqn("old")])
+    Discovery::new("D", Origin::Client, config, 128, vec![nqn("old")])
 }
 
 fn take(discovery: &Discovery, records: Vec<DiscoveryRecord>) -> (bool, Vec<String>) {

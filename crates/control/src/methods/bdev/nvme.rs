@@ -4,7 +4,9 @@ mod discovery;
 mod drive;
 mod health;
 mod hotplug;
+mod inject;
 mod keys;
+mod mdns;
 mod options;
 mod paths;
 
@@ -47,7 +49,9 @@ pub(super) fn register(registry: &mut Registry) {
     hotplug::register(registry);
     keys::register(registry);
     discovery::register(registry);
+    mdns::register(registry);
     paths::register(registry);
+    inject::register(registry);
 }
 
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -109,6 +113,9 @@ struct Attach {
     /// Of our own: the paths that later calls have added. SPDK's clients see a call for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     more_paths: Vec<paths::MorePath>,
+    /// Of our own: the path that is taken before others that are as good.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    preferred_path: Option<paths::MorePath>,
     /// Ignored: always disabled where the controller allows it.
     #[serde(default, rename = "disable_sq_flow_control", skip_serializing)]
     _disable_sq_flow_control: bool,
@@ -226,6 +233,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let remote = RemoteController::connect(config)
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     remote.count_paths(Options::current(call.manager).io_path_stat.unwrap_or(false));
+    paths::prefer_kept(call, &remote, &params, &hostnqn)?;
     let canonical = Attach { hostnqn: Some(hostnqn), ..params };
     take(call, Link::Remote(remote), (held, psk), &canonical, max_bdevs)
 }

@@ -1,5 +1,6 @@
 //! One path of a set: its queues on this core, and what is known of it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use raceline_reactor::Context;
 use crate::command::{Command, Rejected};
 use crate::config::Association;
 use crate::error::HostError;
-use crate::multipath::{Access, PathAna, PathId};
+use crate::multipath::{Access, MultipathConfig, PathAna, PathId, Policy};
+use crate::path::{Topology, current_core};
 use crate::queue_set::IoQueueSet;
 
 /// For how long a path is not tried again for a namespace whose commands it has refused, unless its ANA log is read
@@ -75,6 +77,10 @@ pub(super) struct Member {
     /// Those that its controller leads to, in ascending order.
     pub(super) namespaces: Vec<NamespaceId>,
     pub(super) counters: Option<Arc<PathCounters>>,
+    /// How far its network device is from this core; 0 unless the policy wants to know.
+    pub(super) distance: u32,
+    /// Where it begins, if that was said, and where it ends.
+    place: (Option<IpAddr>, SocketAddr),
     is_up: bool,
     given_up: bool,
     /// Since when commands have not flown.
@@ -92,18 +98,34 @@ struct Refused {
 }
 
 impl Member {
-    pub(super) fn new(id: PathId, queues: IoQueueSet, now: Instant) -> Self {
+    pub(super) fn new(
+        id: PathId,
+        queues: IoQueueSet,
+        now: Instant,
+        place: (Option<IpAddr>, SocketAddr),
+    ) -> Self {
         Self {
             id,
             queues,
             ana: None,
             namespaces: Vec::new(),
             counters: None,
+            distance: 0,
+            place,
             is_up: false,
             given_up: false,
             waiting_since: Some(now),
             refused: Vec::new(),
         }
+    }
+
+    /// Finds out how far it is from the core of the calling thread, if the policy wants to know.
+    pub(super) fn measure(&mut self, options: Option<&MultipathConfig>) {
+        let options = options.filter(|options| options.policy == Policy::Numa);
+        self.distance = options.map_or(0, |options| {
+            let distance = options.topology.distance(current_core(), self.place);
+            distance.unwrap_or_else(Topology::unknown_distance)
+        });
     }
 
     pub(super) fn summary(&self) -> PathSummary {
@@ -236,7 +258,8 @@ mod tests {
         let nqn = Nqn::new("nqn.2026-01.io.raceline:member").unwrap();
         let config = HostConfig::new(address, nqn.clone(), nqn, HostId([3; 16]));
         let token = Token { owner: 0, generation: 0, index: 0 };
-        Member::new(PathId(0), IoQueueSet::new(&config, [1], token), now)
+        let place = (None, config.address);
+        Member::new(PathId(0), IoQueueSet::new(&config, [1], token), now, place)
     }
 
     #[test]

@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 use super::{Attach, Name, default_hostnqn, host_config, invalid};
 use crate::error::RpcError;
 use crate::manager::catalogue::{Entry, Section};
-use crate::manager::discovery::{Discovery, MAX_SUBSYSTEMS};
+use crate::manager::discovery::{Discovery, MAX_SUBSYSTEMS, Origin};
 use crate::manager::nvmf::ListenAddress;
-use crate::manager::{Manager, Phase};
+use crate::manager::{Manager, ManagerError, Phase};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
-const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+pub(super) const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// The port that is registered for discovery services; nvme-cli tries it first.
-const DISCOVERY_PORT: &str = "8009";
+pub(super) const DISCOVERY_PORT: &str = "8009";
 /// The longest name of a service: the name of a controller adds a number to it.
 const MAX_NAME_BYTES: usize = 59;
 /// How long a client without a time limit of its own may wait: each wait occupies a thread.
@@ -76,7 +76,9 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     let canonical = Start { hostnqn, wait_for_attach, ..params };
     call.manager.change(|change| {
         let entry = Entry::new(Section::Bdev, "bdev_nvme_start_discovery", &canonical)?;
-        change.follow_discovery(&discovery, entry)
+        change.follow_discovery(&discovery)?;
+        change.put(discovery.key.clone(), entry);
+        Ok::<_, ManagerError>(())
     })?;
     // A start waits for nothing outside: what stands on these devices waits for them.
     if !wait_for_attach || call.manager.phase() != Phase::Runtime {
@@ -133,16 +135,24 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
     };
     let config = host_config(manager, &attach, &hostnqn)?;
     let max_bdevs = usize::try_from(super::DEFAULT_MAX_BDEVS).unwrap_or(usize::MAX);
-    Ok(Discovery::new(name, config, max_bdevs, names))
+    Ok(Discovery::new(name, Origin::Client, config, max_bdevs, names))
 }
 
 fn stop(call: &Call<'_>, params: Name) -> Result<bool, RpcError> {
-    if !call.manager.model().discoveries.contains_key(&params.name) {
+    let name = &params.name;
+    let followed = call.manager.model().discoveries.get(name).cloned();
+    let Some(followed) = followed else {
         let text = format!(
-            "there is no discovery service `{}`: bdev_nvme_get_discovery_info lists them",
-            params.name
+            "there is no discovery service `{name}`: bdev_nvme_get_discovery_info lists them"
         );
         return Err(RpcError::errno(libc::ENOENT).because(text));
+    };
+    if followed.origin != Origin::Client {
+        let text = format!(
+            "`{name}` has announced itself by multicast DNS: bdev_nvme_stop_mdns_discovery stops the search that has \
+             found it"
+        );
+        return Err(RpcError::errno(libc::EBUSY).because(text));
     }
     forget(call.manager, &params.name)?;
     Ok(true)
@@ -171,10 +181,10 @@ fn describe(discovery: &Discovery) -> Value {
     });
     let mut shown = json!({
         "name": discovery.name,
-        "trid": trid(discovery.address),
+        "trid": trid(discovery.address, discovery.subnqn()),
         "referrals": referrals
             .iter()
-            .map(|address| json!({ "trid": trid(*address) }))
+            .map(|address| json!({ "trid": trid(*address, &Nqn::discovery()) }))
             .collect::<Vec<_>>(),
         "subsystems": subsystems.collect::<Vec<_>>(),
     });
@@ -185,13 +195,13 @@ fn describe(discovery: &Discovery) -> Value {
 }
 
 /// A discovery controller as SPDK shows it.
-fn trid(address: SocketAddr) -> Value {
+pub(super) fn trid(address: SocketAddr, subnqn: &Nqn) -> Value {
     let ListenAddress { trtype, adrfam, traddr, trsvcid } = ListenAddress::from(address);
     json!({
         "trtype": trtype,
         "adrfam": adrfam,
         "traddr": traddr,
         "trsvcid": trsvcid,
-        "subnqn": DISCOVERY_NQN,
+        "subnqn": subnqn.as_str(),
     })
 }

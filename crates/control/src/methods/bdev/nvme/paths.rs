@@ -288,6 +288,7 @@ pub(super) fn detach(
     change_kept(call, controller, |kept| {
         let stays = |path: &MorePath| !place(path).is_some_and(is_gone);
         kept.more_paths.retain(stays);
+        kept.preferred_path.take_if(|path| !stays(path));
         let own = MorePath {
             traddr: kept.traddr.clone(),
             adrfam: kept.adrfam.clone(),
@@ -417,8 +418,36 @@ fn set_preferred_path(call: &Call<'_>, params: Preferred) -> Result<bool, RpcErr
     let remote = remote(&controller);
     let path = remote.paths().into_iter().find(|path| cntlid(path) == Some(params.cntlid));
     let path = path.ok_or_else(|| no_path(&params.name, params.cntlid))?;
+    let preferred = path_of(&path.config);
+    change_kept(call, &controller, |kept| kept.preferred_path = Some(preferred))?;
     remote.prefer_path(Some(path.id));
     Ok(true)
+}
+
+/// How a path is kept.
+fn path_of(config: &HostConfig) -> MorePath {
+    MorePath {
+        traddr: config.address.ip().to_string(),
+        adrfam: None,
+        trsvcid: Some(config.address.port().to_string()),
+        hostaddr: config.source.map(|source| source.to_string()),
+    }
+}
+
+/// Prefers the path again that was preferred before.
+pub(super) fn prefer_kept(
+    call: &Call<'_>,
+    remote: &RemoteController,
+    params: &Attach,
+    hostnqn: &str,
+) -> Result<(), RpcError> {
+    let Some(kept) = &params.preferred_path else { return Ok(()) };
+    let kept = host_config(call.manager, &call_of(params, kept), hostnqn)?;
+    let is_it = |path: &RemotePath| {
+        (path.config.address, path.config.source) == (kept.address, kept.source)
+    };
+    remote.prefer_path(remote.paths().into_iter().find(is_it).map(|path| path.id));
+    Ok(())
 }
 
 fn no_path(name: &str, cntlid: u16) -> RpcError {
