@@ -52,6 +52,15 @@ impl Bed {
         ] {
             ip(&line).unwrap();
         }
+        // Until then, a search leaves the interface out, and looks again every 5 s.
+        for (namespace, interface) in [(shelf, "va"), (host, "vb")] {
+            let file = format!("/sys/class/net/{interface}/operstate");
+            wait("a veth pair does not come up", || {
+                let [ip, words @ ..] = Self::within(namespace);
+                let output = Command::new(ip).args(words).args(["cat", &file]).output().unwrap();
+                output.stdout == b"up\n"
+            });
+        }
         Some(bed)
     }
 
@@ -325,8 +334,6 @@ fn another_implementation_finds_a_daemon_and_sees_it_go() {
 #[test]
 fn a_daemon_finds_what_another_implementation_announces() {
     let Some(bed) = Bed::make("finds") else { return };
-    let Some(judge) = Judge::start(&bed.shelf, ANNOUNCE, &[SHELF]) else { return };
-    assert_eq!(judge.next(), "announced");
     let scratch = Scratch::new();
     // Nobody announces this daemon itself.
     let socket = PathBuf::from(scratch.path("shelf.sock"));
@@ -335,6 +342,10 @@ fn a_daemon_finds_what_another_implementation_announces() {
     shelf.export("disk");
     let front = Daemon::start(&bed.host, &scratch, "front");
     front.ok("bdev_nvme_start_mdns_discovery", search());
+    // The search comes first: python-zeroconf 0.47 puts a malformed NSEC record into its answers (two bytes for the
+    // length of the bitmap instead of one), and not into its announcements.
+    let Some(judge) = Judge::start(&bed.shelf, ANNOUNCE, &[SHELF]) else { return };
+    assert_eq!(judge.next(), "announced");
     wait("the device does not come", || front.devices() == ["M0_nvme0n1"]);
     let info = front.info();
     let referrals = info[0]["referrals"].as_array().unwrap();
