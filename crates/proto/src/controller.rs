@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::feature::WriteProtection;
+use crate::nvme::registration::Registration;
 use crate::nvme::{CommandId, ControllerId, HostId, HostNqn, NamespaceId, QueueId, Status};
 use crate::reservation::ReservationCommand;
 
@@ -143,6 +144,8 @@ pub enum AdminOutcome {
     /// Get LBA Status: the driver asks the device of the namespace, puts what it finds into the reply
     /// ([`LbaStatusQuery::put`]), and completes the command.
     LbaStatus(Box<LbaStatusQuery>),
+    /// A host or a discovery controller registers with this centralized one; else as [`Self::Manage`].
+    Register(Box<Registration>),
     /// A change of the write protection of a namespace; else as [`Self::Manage`].
     Protect {
         /// Of which namespace.
@@ -252,6 +255,8 @@ enum Kind {
 struct DiscoveryService {
     log: DiscoveryLog,
     limits: Limits,
+    /// It takes registrations.
+    is_central: bool,
 }
 
 impl Kind {
@@ -276,8 +281,9 @@ impl Controller {
             }
             Role::Discovery => {
                 let limits = snapshot.discovery_limits;
+                let is_central = snapshot.registered.is_some();
                 let log = DiscoveryLog::new(snapshot, &request.hostnqn, local_address);
-                (Kind::Discovery(Box::new(DiscoveryService { log, limits })), true)
+                (Kind::Discovery(Box::new(DiscoveryService { log, limits, is_central })), true)
             }
         };
         let limits = *kind.limits();
@@ -347,6 +353,11 @@ impl Controller {
             Kind::Io { visible, .. } => Some(visible),
             Kind::Discovery(_) => None,
         }
+    }
+
+    /// Whether it is a centralized discovery controller, which takes registrations.
+    fn is_central(&self) -> bool {
+        matches!(&self.kind, Kind::Discovery(service) if service.is_central)
     }
 
     /// Its subsystem, including the namespaces that its host does not see.
@@ -423,6 +434,7 @@ impl Controller {
         let (whole, visible) = match &mut self.kind {
             Kind::Io { whole, visible } => (whole, visible),
             Kind::Discovery(service) => {
+                service.is_central = snapshot.registered.is_some();
                 if service.log.update(snapshot) && self.keep_alive.has_timeout() {
                     self.events.raise(EventKind::Discovery, &mut self.actions);
                 }

@@ -17,6 +17,7 @@ pub mod log;
 pub mod opcode;
 pub mod passthrough;
 pub mod property;
+pub mod registration;
 pub mod reservation;
 pub mod rw;
 pub mod status;

@@ -2,6 +2,7 @@
 
 pub(crate) mod ana;
 pub(crate) mod balance;
+pub(crate) mod central;
 pub(crate) mod config;
 pub(crate) mod connections;
 pub(crate) mod control;

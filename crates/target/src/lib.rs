@@ -27,6 +27,7 @@
 //! | paths (Asymmetric Namespace Access) | [`Target::set_ana_state`], [`Target::set_ana_group`], [`Target::ana_states`], [`Target::add_subsystem_listener_in`] |
 //! | limits of rates | [`Target::set_namespace_limits`], [`Target::set_subsystem_limits`], [`Target::set_host_limits`] |
 //! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
+//! | who registers with this discovery service | [`Target::set_central`], [`Target::registered`], [`Target::deregister`] |
 //! | which core has an I/O queue | [`Target::set_balancing`], [`Target::move_queue`] |
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
 //!
@@ -68,6 +69,7 @@ mod records;
 
 pub use changes::ana::ListenerAna;
 pub use changes::balance::BALANCE_INTERVAL;
+pub use changes::central::{MAX_REGISTERED, RegisteredInfo};
 pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_QUIESCE_TIME, DEFAULT_ZERO_COPY_BYTES,
     MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,

@@ -12,7 +12,10 @@ use common::{
     PATIENCE, RawHost, Wants, config, eventually, host_nqn, namespace, nqn, pattern, ram,
 };
 use common::{start, status, subsystem};
+use raceline_proto::nvme::discovery::{DiscoveryEntry, SUBTYPE_NVM};
+use raceline_proto::nvme::identify::ascii_field;
 use raceline_proto::nvme::opcode::admin;
+use raceline_proto::nvme::registration::{EntityKind, Registration, RegistrationTask};
 use raceline_proto::nvme::{
     CommandId, ControllerId, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
 };
@@ -166,6 +169,78 @@ fn discovery_has_entrances_referrals_and_filters() {
     assert!(!discovery_log(&mut discovery).contains("198.51.100.7"));
     let missing = target.remove_referral(&referral);
     assert!(matches!(missing, Err(TargetError::NoReferral { .. })), "{missing:?}");
+    target.shutdown().unwrap();
+}
+
+/// Sends Discovery Information Management; gives its status.
+fn register(admin: &mut RawHost, registration: &Registration) -> Status {
+    let (cdw10, data) = registration.encode();
+    let opc = admin::DISCOVERY_INFORMATION_MANAGEMENT;
+    let sqe = Sqe { opc, cdw10: cdw10.into(), ..Sqe::default() };
+    status(&admin.write_command(sqe, &data, false))
+}
+
+#[test]
+fn a_centralized_discovery_service_lists_what_registers_and_tells_others() {
+    let (target, _) = start(config(2), vec![]);
+    let entrance = target.add_subsystem_listener(&Nqn::discovery(), loopback()).unwrap();
+    let (mut shelf, _) = admin_of(entrance, &Nqn::discovery(), &host_nqn(), 5000);
+    let (mut reader, _) = admin_of(entrance, &Nqn::discovery(), &other_host(), 5000);
+    let entry = DiscoveryEntry {
+        trtype: 3,
+        adrfam: 1,
+        subtype: SUBTYPE_NVM,
+        trsvcid: ascii_field("4421"),
+        traddr: ascii_field("198.51.100.8"),
+        subnqn: other_nqn().to_field(),
+        ..DiscoveryEntry::default()
+    };
+    let mut wish = Registration {
+        task: RegistrationTask::Register,
+        kind: EntityKind::Direct,
+        entity: host_nqn(),
+        name: "shelf".into(),
+        version: "1".into(),
+        entries: vec![entry],
+    };
+    // An ordinary discovery controller says nothing of its kind, and has no such command.
+    let dctype = |admin: &mut RawHost| admin.identify_controller()[1806];
+    assert_eq!(dctype(&mut shelf), 0);
+    assert!(register(&mut shelf, &wish).same_code(Status::INVALID_OPCODE));
+    assert!(target.registered().is_none());
+
+    target.set_central(true).unwrap();
+    assert_eq!(dctype(&mut shelf), 2);
+    let notice = expect_notice(&mut reader, 31);
+    assert!(register(&mut shelf, &wish).is_success());
+    assert_eq!(reader.wait(notice, &[]).cqe.dw0, 0x0070_f002);
+    let log = discovery_log(&mut reader);
+    assert!(log.contains("198.51.100.8") && log.contains(other_nqn().as_str()), "{log}");
+    let registered = target.registered().unwrap();
+    assert_eq!((registered.len(), registered[0].name.as_str()), (1, "shelf"));
+
+    // Another host neither takes it back nor changes it, and bad data change nothing.
+    wish.task = RegistrationTask::Deregister;
+    let refused = register(&mut reader, &wish);
+    assert!(refused.same_code(Status::INVALID_DISCOVERY_INFORMATION), "{refused}");
+    let sqe = Sqe { opc: admin::DISCOVERY_INFORMATION_MANAGEMENT, ..Sqe::default() };
+    let refused = status(&shelf.write_command(sqe, &[0xff; 2048], false));
+    assert!(refused.same_code(Status::INVALID_DISCOVERY_INFORMATION), "{refused}");
+    assert!(discovery_log(&mut reader).contains("198.51.100.8"));
+
+    // It outlives the connection, and its owner takes it back over another one.
+    drop(shelf);
+    assert!(discovery_log(&mut reader).contains("198.51.100.8"));
+    let (mut shelf, _) = admin_of(entrance, &Nqn::discovery(), &host_nqn(), 5000);
+    assert!(register(&mut shelf, &wish).is_success());
+    assert!(!discovery_log(&mut reader).contains("198.51.100.8"));
+    wish.task = RegistrationTask::Register;
+    assert!(register(&mut shelf, &wish).is_success());
+    assert!(target.deregister(&host_nqn()).unwrap());
+    assert!(!target.deregister(&host_nqn()).unwrap());
+    assert!(!discovery_log(&mut reader).contains("198.51.100.8"));
+    target.set_central(false).unwrap();
+    assert!(target.registered().is_none());
     target.shutdown().unwrap();
 }
 

@@ -9,6 +9,7 @@ use crate::nvme::authentication;
 use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
+use crate::nvme::registration::Registration;
 use crate::nvme::{CommandId, ControllerId, HostNqn, QueueId, Sqe, Status, Transfer};
 
 /// What the driver knows and a controller does not, for the command in progress.
@@ -68,6 +69,7 @@ impl Controller {
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) && self.pool().is_some() => opcode,
             admin::CROSS_CONTROLLER_RESET if self.resets_others() => admin::CROSS_CONTROLLER_RESET,
             admin::GET_LBA_STATUS if self.knows_lba_status() => admin::GET_LBA_STATUS,
+            opcode @ admin::DISCOVERY_INFORMATION_MANAGEMENT if self.is_central() => opcode,
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
         let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
@@ -169,6 +171,10 @@ impl Controller {
             admin::ABORT => Ok(self.abort(sqe)),
             admin::CROSS_CONTROLLER_RESET if self.resets_others() => self.cross_reset(sqe),
             admin::GET_LBA_STATUS if self.knows_lba_status() => self.lba_status(sqe, reply),
+            admin::DISCOVERY_INFORMATION_MANAGEMENT if self.is_central() => {
+                Registration::parse(sqe.cdw10.get(), data)
+                    .map(|registration| AdminOutcome::Register(registration.into()))
+            }
             opcode if MANAGEMENT_COMMANDS.contains(&opcode) => {
                 self.parse_management(sqe, data).map(|command| AdminOutcome::Manage(command.into()))
             }

@@ -89,7 +89,7 @@ impl DiscoveryLog {
     }
 
     /// The records that this host sees: every subsystem that admits it at every listener that leads there,
-    /// the entrances to this service, and the referrals to other places.
+    /// the entrances to this service, the referrals to other places, and what has registered.
     fn records<'a>(
         &'a self,
         snapshot: &'a TargetSnapshot,
@@ -115,7 +115,9 @@ impl DiscoveryLog {
         });
         let referrals =
             snapshot.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
-        subsystems.chain(entrances).chain(referrals.map(Record::Referral))
+        let registered =
+            snapshot.registered.iter().flat_map(|it| it.iter()).map(Record::Registered);
+        subsystems.chain(entrances).chain(referrals.map(Record::Referral)).chain(registered)
     }
 
     fn place(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<Place> {
@@ -159,6 +161,8 @@ enum Record<'a> {
     Entrance { admin_entries: u16, place: Place },
     /// Another place.
     Referral(&'a Referral),
+    /// What a discovery controller has registered.
+    Registered(&'a DiscoveryEntry),
 }
 
 impl Record<'_> {
@@ -177,6 +181,7 @@ impl Record<'_> {
                 subnqn: Nqn::discovery().to_field(),
                 ..Self::here(place)
             },
+            Self::Registered(entry) => *entry,
             Self::Referral(referral) => DiscoveryEntry {
                 trtype: referral.trtype,
                 adrfam: referral.adrfam,

@@ -189,6 +189,7 @@ impl Controller {
                 mn: ascii_field(DISCOVERY_MODEL),
                 fr: ascii_field(env!("CARGO_PKG_VERSION")),
                 cntrltype: CNTRLTYPE_DISCOVERY,
+                dctype: if self.is_central() { DCTYPE_CENTRALIZED } else { DCTYPE_NOT_REPORTED },
                 lpa: LPA_EXTENDED,
                 subnqn: Nqn::discovery().to_field(),
                 ..common
@@ -197,6 +198,10 @@ impl Controller {
     }
 }
 
+/// DCTYPE: nothing is said of what kind of discovery controller it is.
+const DCTYPE_NOT_REPORTED: u8 = 0;
+/// DCTYPE: a centralized discovery controller.
+const DCTYPE_CENTRALIZED: u8 = 2;
 /// Model number of discovery controllers.
 const DISCOVERY_MODEL: &str = "Raceline";
 

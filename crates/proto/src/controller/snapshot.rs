@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::discovery::DISCOVERY_LIMITS;
 use super::security::{Channel, Security};
 use super::subsystem::{HostAccess, Limits, Subsystem};
+use crate::nvme::discovery::DiscoveryEntry;
 use crate::nvme::{HostNqn, Nqn};
 
 /// An address where hosts can connect.
@@ -80,6 +81,8 @@ pub struct TargetSnapshot {
     pub discovery_ports: Vec<u16>,
     /// The other places that hosts are pointed to.
     pub referrals: Vec<Referral>,
+    /// What has registered with this discovery service; `None`: it is no centralized one (TP8010).
+    pub registered: Option<Arc<[DiscoveryEntry]>>,
     /// What the Discovery log leaves out.
     pub discovery_filter: DiscoveryFilter,
     /// The limits of its discovery controllers.
@@ -95,6 +98,7 @@ impl Default for TargetSnapshot {
             listeners: Vec::new(),
             discovery_ports: Vec::new(),
             referrals: Vec::new(),
+            registered: None,
             discovery_filter: DiscoveryFilter::default(),
             discovery_limits: DISCOVERY_LIMITS,
         }

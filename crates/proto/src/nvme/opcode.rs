@@ -20,6 +20,8 @@ pub mod admin {
     pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Discovery Information Management (TP8010).
+    pub const DISCOVERY_INFORMATION_MANAGEMENT: u8 = 0x21;
     /// Cross-Controller Reset (TP8028).
     pub const CROSS_CONTROLLER_RESET: u8 = 0x38;
     /// Format NVM.

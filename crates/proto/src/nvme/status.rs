@@ -75,6 +75,8 @@ statuses! {
     CONTROLLER_LIST_INVALID = 1, 0x1c, "Controller List Invalid";
     INVALID_CONTROLLER_ID = 1, 0x1f, "Invalid Controller Identifier";
     COMMAND_SETS_REJECTED = 1, 0x2b, "I/O Command Set Combination Rejected";
+    INVALID_DISCOVERY_INFORMATION = 1, 0x2f, "Invalid Discovery Information";
+    INSUFFICIENT_DISCOVERY_RESOURCES = 1, 0x32, "Insufficient Discovery Resources";
     CCR_IN_PROGRESS = 1, 0x3f, "Controller Reset In Progress";
     CCR_LOG_FULL = 1, 0x40, "Cross-Controller Reset Log Page Full";
     CCR_LIMIT_EXCEEDED = 1, 0x41, "Cross-Controller Reset Limit Exceeded";

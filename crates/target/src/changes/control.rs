@@ -21,6 +21,7 @@ use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 
+use crate::changes::central::{Registered, listed};
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
@@ -56,6 +57,8 @@ pub(crate) struct State {
     pub(crate) streams: BTreeMap<u16, Arc<dyn StreamProvider>>,
     pub(crate) discovery_ports: Vec<u16>,
     pub(crate) referrals: Vec<Referral>,
+    /// What has registered; `None`: the discovery service is no centralized one.
+    pub(crate) registered: Option<Registered>,
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
     /// The limits of hosts, in all subsystems.
@@ -232,6 +235,7 @@ impl Control {
             listeners: state.listeners.clone(),
             discovery_ports: state.discovery_ports.clone(),
             referrals: state.referrals.clone(),
+            registered: state.registered.as_ref().map(listed),
             discovery_filter: state.discovery_filter,
             discovery_limits: self.shared.config.discovery_limits(),
         });

@@ -1,7 +1,10 @@
 //! What a host sends to have namespaces or their reservations changed.
 
+use std::net::IpAddr;
+
 use raceline_proto::controller::ManagementCommand;
 use raceline_proto::nvme::feature::WriteProtection;
+use raceline_proto::nvme::registration::Registration;
 use raceline_proto::nvme::{HostNqn, NamespaceId, Nqn};
 use raceline_proto::reservation::{ReservationCommand, ReservingHost};
 
@@ -11,9 +14,18 @@ use crate::records::names::CommandPlace;
 pub(crate) struct ManagementRequest {
     pub(crate) nqn: Nqn,
     pub(crate) host: HostNqn,
-    pub(crate) command: ManagementCommand,
+    pub(crate) wish: HostWish,
     /// The command that is answered.
     pub(crate) from: CommandPlace,
+}
+
+/// What a host wants the thread that executes requests to do.
+#[derive(Clone, Debug)]
+pub(crate) enum HostWish {
+    /// A change of the namespaces of a subsystem.
+    Namespaces(ManagementCommand),
+    /// A registration with this centralized discovery controller, from this address.
+    Register(Box<Registration>, IpAddr),
 }
 
 /// A host's request about the reservations or the write protection of a namespace.

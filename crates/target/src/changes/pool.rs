@@ -131,7 +131,7 @@ impl Target {
     }
 
     /// Starts the thread that executes hosts' requests, unless it runs.
-    fn start_manager(&self) -> Result<(), TargetError> {
+    pub(crate) fn start_manager(&self) -> Result<(), TargetError> {
         let mut manager = self.control.shared.manager();
         if manager.is_some() {
             return Ok(());

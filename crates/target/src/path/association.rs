@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use raceline_proto::controller::{
     Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry, Facts, IoCounters,
-    ManagementCommand, TargetSnapshot, asks_for_controllers,
+    TargetSnapshot, asks_for_controllers,
 };
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::opcode::admin;
@@ -16,7 +16,7 @@ use raceline_proto::nvme::{
 use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
 
-use crate::changes::management::{ManagementRequest, NamespaceWish};
+use crate::changes::management::{HostWish, ManagementRequest, NamespaceWish};
 use crate::changes::message::{CrossReset, Message};
 use crate::changes::snapshot::SubsystemStats;
 use crate::path::commands::Commands;
@@ -256,7 +256,13 @@ impl Association {
     ) {
         let cid = match outcome {
             AdminOutcome::Held => return,
-            AdminOutcome::Manage(wish) => return self.manage(commands, core, command, *wish),
+            AdminOutcome::Manage(wish) => {
+                return self.manage(commands, core, command, HostWish::Namespaces(*wish));
+            }
+            AdminOutcome::Register(registration) => {
+                let wish = HostWish::Register(registration, self.peer.ip().to_canonical());
+                return self.manage(commands, core, command, wish);
+            }
             AdminOutcome::CrossReset(instance) => {
                 return self.cross_reset(commands, core, command, instance);
             }
@@ -297,6 +303,7 @@ impl Association {
             }
             AdminOutcome::Held
             | AdminOutcome::Manage(_)
+            | AdminOutcome::Register(_)
             | AdminOutcome::CrossReset(_)
             | AdminOutcome::Reserve { .. }
             | AdminOutcome::Protect { .. }
@@ -358,13 +365,13 @@ impl Association {
         commands: &mut Commands,
         core: &mut Core,
         command: CommandSlot,
-        wish: ManagementCommand,
+        wish: HostWish,
     ) {
         let slot = command.key();
         let request = ManagementRequest {
             nqn: self.nqn.clone(),
             host: self.controller.hostnqn().clone(),
-            command: wish,
+            wish,
             from: CommandPlace { conn: core.place(self.key), slot },
         };
         commands.slots.get(slot).phase = Phase::Device;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::device::BusyBdev;
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Exported, State};
-use crate::changes::management::ManagementRequest;
+use crate::changes::management::{HostWish, ManagementRequest};
 use crate::changes::message::Message;
 use crate::changes::namespaces::with_device;
 use crate::changes::pool_map::{PoolNamespace, best_fit};
@@ -22,11 +22,14 @@ use crate::changes::snapshot::DeviceId;
 
 /// Executes requests until the target is shut down.
 pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
-    for ManagementRequest { nqn, host, command, from } in requests {
-        let result = control.manage(&nqn, &host, &command);
+    for ManagementRequest { nqn, host, wish, from } in requests {
+        let result = match &wish {
+            HostWish::Namespaces(command) => control.manage(&nqn, &host, command),
+            HostWish::Register(registration, peer) => control.register(&host, *peer, registration),
+        };
         match result {
-            Ok(_) => tracing::info!(%nqn, %host, ?command, "namespaces changed"),
-            Err(status) => tracing::warn!(%nqn, %host, ?command, %status, "refused"),
+            Ok(_) => tracing::info!(%nqn, %host, ?wish, "done as the host wants"),
+            Err(status) => tracing::warn!(%nqn, %host, ?wish, %status, "refused"),
         }
         control.shared.send(from.conn.core, Message::Managed { to: from, result });
     }
