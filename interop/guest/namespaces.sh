@@ -345,6 +345,23 @@ discovery_event() {
     grep -q "^subnqn: *$NQN-two\$" /tmp/after || fail "$NQN-two is not listed"
     nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery
 }
+# The host registers with the discovery service, which is a centralized one, and takes that back.
+central() {
+    local discovery name
+    ask central
+    nvme discover -t tcp -a "$ADDR" -s "$PORT" --persistent --keep-alive-tmo=30 >/dev/null
+    for discovery in /sys/class/nvme/nvme*; do
+        name=$(cat "$discovery/subsysnqn")
+        case $name in nqn.2014-08.org.nvmexpress.discovery) break ;; esac
+    done
+    discovery=/dev/${discovery##*/}
+    [ "$(cat "/sys/class/nvme/${discovery##*/}/dctype")" = cdc ] || fail "the kernel sees no centralized service"
+    nvme dim "$discovery" --task=register
+    ask registered
+    nvme dim "$discovery" --task=deregister
+    ask deregistered
+    nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery
+}
 # Discovery lists the referral.  The host follows it to the other service, and uses the subsystem that is offered there.
 referral() {
     local i=0
@@ -396,6 +413,7 @@ if [ -z "${STATIC:-}" ]; then
     log_start
     check hot-add-remove 60 hot_add_remove
     check discovery-event 60 discovery_event
+    check central 60 central
     check referral 90 referral
     check dmesg-managed 10 log_clean 'failed to connect socket'
 fi

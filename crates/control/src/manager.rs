@@ -6,6 +6,7 @@
 
 pub mod bdevs;
 pub mod catalogue;
+pub mod central;
 mod change;
 pub mod controllers;
 pub mod discovery;
@@ -203,6 +204,9 @@ impl Manager {
     /// # Errors
     /// When a core does not end in time.
     pub fn shut_down(&self) -> Result<(), ManagerError> {
+        for target in self.model().nvmf.targets.values() {
+            target.registrars.values().for_each(|registrar| registrar.end());
+        }
         self.end_threads();
         let _one_at_a_time = self.keeping.hold_changes();
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);

@@ -155,8 +155,26 @@ impl AdminLink {
     /// # Errors
     /// When it fails.
     pub fn execute(&self, sqe: Sqe, receive_len: u32) -> Result<(Cqe, Vec<u8>), HostError> {
+        self.submit(sqe, Vec::new(), receive_len)
+    }
+
+    /// Executes an admin command that sends these bytes.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn execute_with(&self, sqe: Sqe, data: Vec<u8>) -> Result<Cqe, HostError> {
+        self.submit(sqe, data, 0).map(|(cqe, _)| cqe)
+    }
+
+    fn submit(
+        &self,
+        sqe: Sqe,
+        send: Vec<u8>,
+        receive_len: u32,
+    ) -> Result<(Cqe, Vec<u8>), HostError> {
         let (reply, replies) = mpsc::channel();
-        self.link.post(Message::Submit(Submission { sqe, receive_len, reply: reply.clone() }))?;
+        let submission = Submission { sqe, send, receive_len, reply: reply.clone() };
+        self.link.post(Message::Submit(submission))?;
         // Our own `reply` keeps the channel open, so look whether the thread is alive.
         let Reply { result, data } = loop {
             match replies.recv_timeout(ALIVE_CHECK_INTERVAL) {

@@ -69,7 +69,7 @@ mod records;
 
 pub use changes::ana::ListenerAna;
 pub use changes::balance::BALANCE_INTERVAL;
-pub use changes::central::{MAX_REGISTERED, RegisteredInfo};
+pub use changes::central::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};
 pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_QUIESCE_TIME, DEFAULT_ZERO_COPY_BYTES,
     MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,

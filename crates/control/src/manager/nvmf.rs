@@ -25,11 +25,13 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::ManagerError;
+use super::central::Registrars;
 use super::options::FilterOptions;
 use super::qos::HostLimits;
 
 pub(crate) use ana::{ana_of_word, ana_states};
 pub(crate) use change::hex;
+pub(super) use change::{entry, key};
 pub use hosts::{AllowedHost, HostKeys, KeyNames, Overlap};
 pub use level::PortLevel;
 pub use listener::ListenAddress;
@@ -83,6 +85,10 @@ pub struct NvmfTarget {
     pub discovery_listeners: Vec<ListenAddress>,
     /// Who wants these listeners announced by multicast DNS.
     pub published: Published,
+    /// Its discovery service is a centralized one, which others register with.
+    pub is_central: bool,
+    /// The centralized discovery controllers that it registers with.
+    pub registrars: Registrars,
     /// Other places that hosts are referred to.
     pub referrals: Vec<Referral>,
     /// Limits that hosts share, by a name.

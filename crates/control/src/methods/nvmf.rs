@@ -1,6 +1,7 @@
 //! `nvmf_*`: the exports, by SPDK's names and with SPDK's answers.
 
 mod ana;
+mod central;
 mod host;
 mod listener;
 mod mdns;
@@ -34,6 +35,7 @@ pub(super) fn register(registry: &mut Registry) {
     ana::register(registry);
     pool::register(registry);
     referral::register(registry);
+    central::register(registry);
     stats::register(registry);
 }
 

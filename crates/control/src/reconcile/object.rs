@@ -450,24 +450,45 @@ impl<'a> Params<'a> {
                 part(&["visible", &self.text("nsid"), &self.text("host")]),
                 remove("nvmf_ns_remove_host", &["nsid", "host"]),
             ),
+            _ => return self.nvmf_discovery(),
+        })
+    }
+
+    /// What the discovery service has of its own.
+    fn nvmf_discovery(&self) -> Option<Identity> {
+        Some(match self.call.method.as_str() {
             "nvmf_publish_mdns_prr" => {
                 let target = self.get("tgt_name").map(|target| ("tgt_name", target.clone()));
                 let names: Vec<(&str, Value)> = target.into_iter().collect();
                 (self.key_on_target(&["mdns"]), Removal::Call(call("nvmf_stop_mdns_prr", &names)))
             }
-            "nvmf_discovery_add_referral" => {
-                let mut params = Map::new();
-                for name in ["address", "subnqn", "tgt_name"] {
-                    let value = self.call.params.as_ref().and_then(|params| params.get(name));
-                    params.extend(value.map(|value| (name.to_owned(), value.clone())));
-                }
-                let method = "nvmf_discovery_remove_referral".to_owned();
+            "nvmf_discovery_set_central" => {
+                let mut params = self.only(&["tgt_name"]);
+                params.insert("enable".to_owned(), json!(false));
+                let method = "nvmf_discovery_set_central".to_owned();
                 let call = Call { method, params: Some(Value::Object(params)) };
+                (self.key_on_target(&["central"]), Removal::Call(call))
+            }
+            "nvmf_discovery_register" => {
+                let params = Some(Value::Object(self.only(&["address", "tgt_name"])));
+                let call = Call { method: "nvmf_discovery_unregister".to_owned(), params };
+                (self.key_on_target(&["register", &self.address()]), Removal::Call(call))
+            }
+            "nvmf_discovery_add_referral" => {
+                let params = Some(Value::Object(self.only(&["address", "subnqn", "tgt_name"])));
+                let call = Call { method: "nvmf_discovery_remove_referral".to_owned(), params };
                 let key = self.key_on_target(&["referral", &self.address(), &self.text("subnqn")]);
                 (key, Removal::Call(call))
             }
             _ => return None,
         })
+    }
+
+    /// These of its parameters that it has.
+    fn only(&self, names: &[&str]) -> Map<String, Value> {
+        let params = self.call.params.as_ref();
+        let of = |name: &&str| Some(((*name).to_owned(), params?.get(*name)?.clone()));
+        names.iter().filter_map(of).collect()
     }
 
     /// A key that begins with the target, unless it is the default one.

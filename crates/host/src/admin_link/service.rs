@@ -51,6 +51,8 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) sqe: Sqe,
+    /// Bytes that the host sends; none unless they go to the controller.
+    pub(crate) send: Vec<u8>,
     /// Bytes that the controller sends.
     pub(crate) receive_len: u32,
     pub(crate) reply: mpsc::Sender<Reply>,
@@ -416,8 +418,13 @@ impl HostService {
             return Some(submission);
         }
         let Some(index) = self.free.pop() else { return Some(submission) };
-        let Submission { sqe, receive_len, reply } = submission;
+        let Submission { sqe, send, receive_len, reply } = submission;
         let data = match usize::try_from(receive_len).unwrap_or(usize::MAX) {
+            0 if !send.is_empty() => {
+                let mut buf = IoBuf::heap(send.len());
+                buf.copy_from_slice(&send);
+                Data::Write(buf.into())
+            }
             0 => Data::None,
             len => Data::Read(IoBuf::heap(len)),
         };

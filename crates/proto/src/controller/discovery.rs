@@ -3,12 +3,12 @@
 //! A host reads the page in pieces and checks with GENCTR that they belong together. All
 //! pieces therefore come from the same snapshot as the first piece.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use super::snapshot::{ListenerInfo, Referral, TargetSnapshot};
+use super::snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
 use super::subsystem::Limits;
 use crate::nvme::discovery::{
     DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT, SECTYPE_TLS_1_3,
@@ -25,6 +25,38 @@ pub const DISCOVERY_LIMITS: Limits =
 /// Header and entries have the same size.
 const RECORD_LEN: usize = DiscoveryEntry::LEN;
 const _: () = assert!(DiscoveryHeader::LEN == RECORD_LEN);
+
+impl TargetSnapshot {
+    /// What this target offers to any host, as it registers it with a centralized discovery controller: the subsystems
+    /// that admit every host, and the entrances to the discovery service. A listener on every address is given without an
+    /// address: it is where the registration comes from. Listeners on loopback are left out unless the other end is there
+    /// as well.
+    #[must_use]
+    pub fn offered(&self, to_loopback: bool) -> Vec<DiscoveryEntry> {
+        // Filters are about the connection that reads the log.
+        let filter = DiscoveryFilter::default();
+        let snapshot = Arc::new(Self { discovery_filter: filter, ..self.clone() });
+        // An unspecified address stands for the one that the registration comes from.
+        let anywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
+        let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+        let locals = anywhere.into_iter().chain(loopback.into_iter().filter(|_| to_loopback));
+        let mut entries = Vec::new();
+        for local in locals {
+            let local = SocketAddr::new(local, 0);
+            let log = DiscoveryLog::new(Arc::clone(&snapshot), &HostNqn::Unnamed, local);
+            for record in log.own_records(&snapshot) {
+                let mut entry = record.entry();
+                if anywhere.iter().any(|ip| entry.traddr == ascii_field(&ip.to_string())) {
+                    entry.traddr = [0; 256];
+                }
+                if !entries.contains(&entry) {
+                    entries.push(entry);
+                }
+            }
+        }
+        entries
+    }
+}
 
 /// The page as it was at one moment.
 #[derive(Clone, Debug)]
@@ -88,9 +120,22 @@ impl DiscoveryLog {
         Ok(self.reading.genctr == self.current.genctr)
     }
 
-    /// The records that this host sees: every subsystem that admits it at every listener that leads there,
-    /// the entrances to this service, the referrals to other places, and what has registered.
+    /// What this host sees: its own records, the referrals to other places, and what has registered.
     fn records<'a>(
+        &'a self,
+        snapshot: &'a TargetSnapshot,
+    ) -> impl Iterator<Item = Record<'a>> + 'a {
+        let referrals =
+            snapshot.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
+        let registered = snapshot.registered.iter().flat_map(|it| it.iter());
+        self.own_records(snapshot)
+            .chain(referrals.map(Record::Referral))
+            .chain(registered.map(Record::Registered))
+    }
+
+    /// The records of this target: every subsystem that admits it at every listener that leads there,
+    /// and the entrances to this service.
+    fn own_records<'a>(
         &'a self,
         snapshot: &'a TargetSnapshot,
     ) -> impl Iterator<Item = Record<'a>> + 'a {
@@ -113,11 +158,7 @@ impl DiscoveryLog {
             let admin_entries = snapshot.discovery_limits.max_admin_entries;
             Some(Record::Entrance { admin_entries, place })
         });
-        let referrals =
-            snapshot.referrals.iter().filter(|referral| referral.hosts.admits(&self.host));
-        let registered =
-            snapshot.registered.iter().flat_map(|it| it.iter()).map(Record::Registered);
-        subsystems.chain(entrances).chain(referrals.map(Record::Referral)).chain(registered)
+        subsystems.chain(entrances)
     }
 
     fn place(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<Place> {

@@ -66,6 +66,8 @@ pub(crate) struct State {
     /// The hash functions and groups with which hosts may authenticate.
     pub(crate) algorithms: Algorithms,
     pub(crate) generation: u64,
+    /// What the cores were shown last.
+    pub(crate) shown: Option<Arc<TargetSnapshot>>,
     devices: HashSet<DeviceId>,
     last_device: u16,
     last_port_id: u16,
@@ -239,6 +241,7 @@ impl Control {
             discovery_filter: state.discovery_filter,
             discovery_limits: self.shared.config.discovery_limits(),
         });
+        state.shown = Some(Arc::clone(&target));
         let discovery =
             Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
         let snapshot = Arc::new(Snapshot { target, subsystems, discovery: Arc::new(discovery) });

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{NQN, Part, free_port, guest, script, watch};
 use crate::raceline::Tree;
@@ -85,9 +85,25 @@ impl Managed<'_> {
                 self.rpc(&format!("nvmf_create_subsystem {NQN}-two -a"))?;
                 self.listen(&format!("{NQN}-two"), &self.ports[0], "")
             }
+            "central" => self.rpc("nvmf_discovery_set_central enable=true"),
+            "registered" => self.check_registered(true),
+            "deregistered" => self.check_registered(false),
             "add-referral" => self.refer(),
             other => bail!("the guest asks for '{other}'"),
         }
+    }
+
+    /// Whether the guest, and nobody else, has registered as a host.
+    fn check_registered(&self, is_wanted: bool) -> Result<()> {
+        let daemon = self.daemon.as_ref().context("no daemon")?;
+        let shown = daemon.call(self.tree, &["nvmf_discovery_get_registrations"])?;
+        let registered = shown["registered"].as_array().context("no list")?;
+        let hosts = registered.iter().filter(|entity| entity["kind"] == "host").count();
+        ensure!(
+            registered.len() == hosts && hosts == usize::from(is_wanted),
+            "registered are {registered:?}"
+        );
+        Ok(())
     }
 
     /// Makes another target of the daemon, on a port of its own, and a referral to it. Hosts are told

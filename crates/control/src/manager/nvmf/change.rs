@@ -16,14 +16,14 @@ use crate::manager::options::{FilterOptions, option_key};
 use crate::manager::{Change, ManagerError, Phase};
 
 /// The key of a part of a target.
-pub(super) fn key(target: &str, parts: &[&str]) -> Key {
+pub(in crate::manager) fn key(target: &str, parts: &[&str]) -> Key {
     let mut all = vec!["nvmf", target];
     all.extend_from_slice(parts);
     Key::new(&all)
 }
 
 /// A call on a target: the target is named only if it is not the default one.
-pub(super) fn entry(target: &str, method: &str, mut params: Value) -> Entry {
+pub(in crate::manager) fn entry(target: &str, method: &str, mut params: Value) -> Entry {
     if target != DEFAULT_TARGET
         && let Some(members) = params.as_object_mut()
     {
@@ -84,6 +84,7 @@ impl Change<'_> {
         for subsystem in target.subsystems.values() {
             self.release_namespaces(subsystem);
         }
+        target.registrars.values().for_each(|registrar| registrar.end());
         match target.transport {
             Some(transport) => {
                 self.manager().note_generation(&transport.target);

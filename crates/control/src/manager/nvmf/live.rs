@@ -127,6 +127,9 @@ pub(super) fn populate(
         }
     }
     qos::show_host_limits(cores, target)?;
+    if target.is_central {
+        cores.set_central(true)?;
+    }
     for referral in &target.referrals {
         cores.add_referral(referral.to_target()?)?;
     }

@@ -31,6 +31,7 @@ use crate::manager::nvmf::ListenAddress;
 use crate::manager::{Change, Manager, ManagerError};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
+pub(in crate::methods) use discovery::discovery_host;
 use options::Options;
 
 /// Devices of a controller unless asked otherwise, as in SPDK.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use raceline_host::HostConfig;
 use raceline_proto::nvme::Nqn;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -136,6 +137,24 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
     let config = host_config(manager, &attach, &hostnqn)?;
     let max_bdevs = usize::try_from(super::DEFAULT_MAX_BDEVS).unwrap_or(usize::MAX);
     Ok(Discovery::new(name, Origin::Client, config, max_bdevs, names))
+}
+
+/// How a discovery controller is connected to, with what callers may set; the well-known port unless it has one.
+pub(in crate::methods) fn discovery_host(
+    manager: &Manager,
+    address: &ListenAddress,
+    hostnqn: Option<&str>,
+) -> Result<HostConfig, RpcError> {
+    let hostnqn = hostnqn.map_or_else(|| default_hostnqn(manager), str::to_owned);
+    let attach = Attach {
+        trtype: address.trtype.clone(),
+        traddr: address.traddr.clone(),
+        adrfam: Some(address.adrfam.clone()),
+        trsvcid: Some(address.trsvcid.clone()),
+        subnqn: Some(DISCOVERY_NQN.to_owned()),
+        ..Attach::default()
+    };
+    host_config(manager, &attach, &hostnqn)
 }
 
 fn stop(call: &Call<'_>, params: Name) -> Result<bool, RpcError> {

@@ -1,0 +1,176 @@
+//! A centralized discovery controller: daemons that register with one, and one that follows it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{Kept, ok};
+
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn nqn(name: &str) -> String {
+    format!("nqn.2026-01.io.raceline:{name}")
+}
+
+fn address(port: u16) -> Value {
+    json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn central(dir: &Path, port: u16) -> Kept {
+    let daemon = Kept::start(dir);
+    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port) });
+    ok(daemon.call("nvmf_subsystem_add_listener", listener));
+    ok(daemon.call("nvmf_discovery_set_central", json!({ "enable": true })));
+    daemon
+}
+
+fn export(daemon: &Kept, name: &str, any_host: bool) {
+    let listener = json!({ "nqn": nqn(name), "listen_address": address(0) });
+    for (method, params) in [
+        ("bdev_malloc_create", json!({ "name": name, "num_blocks": 64, "block_size": 512 })),
+        ("nvmf_create_subsystem", json!({ "nqn": nqn(name), "allow_any_host": any_host })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn(name), "namespace": { "bdev_name": name } })),
+        ("nvmf_subsystem_add_listener", listener),
+    ] {
+        ok(daemon.call(method, params));
+    }
+}
+
+fn registrations(daemon: &Kept) -> Value {
+    ok(daemon.call("nvmf_discovery_get_registrations", json!({})))
+}
+
+/// The subsystems that others have registered.
+fn listed(central: &Kept) -> Vec<String> {
+    let shown = registrations(central);
+    let entities = shown["registered"].as_array().unwrap().iter();
+    let entries = entities.flat_map(|entity| entity["entries"].as_array().unwrap());
+    entries.map(|entry| entry["subnqn"].as_str().unwrap().to_owned()).collect()
+}
+
+fn devices(daemon: &Kept) -> usize {
+    ok(daemon.call("bdev_get_bdevs", Value::Null)).as_array().unwrap().len()
+}
+
+fn wait(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_a_daemon_offers_is_registered_followed_and_taken_back() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let port = free_port();
+    let place = json!({ "address": address(port) });
+    let shelf = Kept::start(dirs[1].path());
+    ok(shelf.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    export(&shelf, "a", true);
+    export(&shelf, "secret", false);
+
+    // The other end is away, and is waited for.
+    ok(shelf.call("nvmf_discovery_register", place.clone()));
+    let twice = shelf.call("nvmf_discovery_register", place.clone()).unwrap_err();
+    assert!(twice.contains("127.0.0.1"), "{twice}");
+    wait("it does not say why", || {
+        registrations(&shelf)["registers_with"][0]["problem"].is_string()
+    });
+    let hub = central(dirs[0].path(), port);
+    wait("a is not registered", || listed(&hub) == [nqn("a")]);
+    let own = &registrations(&shelf)["registers_with"][0];
+    wait("it says that it is not registered", || {
+        registrations(&shelf)["registers_with"][0]["entries"] == 1
+    });
+    let entity = &registrations(&hub)["registered"][0];
+    assert_eq!(entity["nqn"], own["hostnqn"]);
+    assert_eq!(
+        (&entity["kind"], &entity["name"]),
+        (&json!("direct discovery controller"), &json!("Raceline"))
+    );
+
+    // Who follows the centralized service has the device, and a new one by its notice.
+    let front = Kept::start(dirs[2].path());
+    let mut follow = address(port);
+    follow["name"] = "D".into();
+    ok(front.call("bdev_nvme_start_discovery", follow));
+    wait("a does not come", || devices(&front) == 1);
+    export(&shelf, "b", true);
+    wait("b does not come", || devices(&front) == 2);
+    ok(shelf.call("nvmf_delete_subsystem", json!({ "nqn": nqn("a") })));
+    wait("a is still registered", || listed(&hub) == [nqn("b")]);
+
+    // The service is killed, and forgets; it is central still, and everything is registered anew.
+    hub.kill();
+    let hub = Kept::start(dirs[0].path());
+    assert_eq!(registrations(&hub)["central"], true);
+    wait("b is not registered anew", || listed(&hub) == [nqn("b")]);
+
+    // So is a daemon that registers.
+    shelf.kill();
+    let shelf = Kept::start(dirs[1].path());
+    wait("b is not registered by the next daemon", || {
+        registrations(&shelf)["registers_with"][0]["entries"] == 1
+    });
+    ok(shelf.call("nvmf_discovery_unregister", place.clone()));
+    wait("it is not taken back", || listed(&hub).is_empty());
+    let none = shelf.call("nvmf_discovery_unregister", place).unwrap_err();
+    assert!(none.contains("127.0.0.1"), "{none}");
+    assert_eq!(registrations(&shelf)["registers_with"], json!([]));
+    ok(hub.call("nvmf_discovery_set_central", json!({ "enable": false })));
+    assert_eq!(registrations(&hub)["central"], false);
+    for daemon in [front, shelf, hub] {
+        daemon.kill();
+    }
+}
+
+#[test]
+fn an_operator_removes_what_is_gone_and_an_ordinary_service_takes_nothing() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let port = free_port();
+    let hub = central(dirs[0].path(), port);
+    let shelf = Kept::start(dirs[1].path());
+    ok(shelf.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    export(&shelf, "a", true);
+    let hostnqn = nqn("shelf");
+    let place = json!({ "address": address(port), "hostnqn": hostnqn });
+    ok(shelf.call("nvmf_discovery_register", place));
+
+    wait("a is not registered", || listed(&hub) == [nqn("a")]);
+    let remove = |nqn: &str| hub.call("nvmf_discovery_remove_registration", json!({ "nqn": nqn }));
+    let unknown = remove(&nqn("other")).unwrap_err();
+    assert!(unknown.contains("(-2)"), "{unknown}");
+    ok(remove(&hostnqn));
+    assert!(listed(&hub).is_empty());
+    shelf.kill();
+
+    ok(hub.call("nvmf_discovery_set_central", json!({ "enable": false })));
+    let shelf = Kept::start(dirs[1].path());
+    wait("an ordinary service takes a registration", || {
+        let problem = registrations(&shelf)["registers_with"][0]["problem"].take();
+        problem.as_str().is_some_and(|problem| problem.contains("centralized"))
+    });
+    for wrong in [
+        json!({ "address": { "trtype": "rdma", "traddr": "127.0.0.1", "trsvcid": "8009" } }),
+        json!({ "address": address(port), "hostnqn": "" }),
+        json!({ "address": address(port), "tgt_name": "none" }),
+        json!({}),
+    ] {
+        shelf.call("nvmf_discovery_register", wrong).unwrap_err();
+    }
+    for daemon in [shelf, hub] {
+        daemon.kill();
+    }
+}
