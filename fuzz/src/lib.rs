@@ -3,5 +3,6 @@
 pub mod chap;
 pub mod config;
 pub mod daemon;
+pub mod iscsi;
 pub mod tcp;
 pub mod tls;

@@ -175,6 +175,15 @@ impl SendBatch {
             && self.segments.len() - self.beyond + parts <= self.segment_capacity
     }
 
+    /// Makes room for `header_bytes` more and `payloads` more, for an owner that cannot know beforehand how much an
+    /// answer needs. It allocates.
+    #[cold]
+    pub fn make_room(&mut self, header_bytes: usize, payloads: usize) {
+        self.header_capacity = self.header_capacity.max(self.headers.len() + header_bytes);
+        let parts = self.segments.len() + 2 * payloads + 2;
+        self.segment_capacity = self.segment_capacity.max(parts);
+    }
+
     /// Appends header bytes; they join header bytes just before them.
     pub fn push_bytes(&mut self, bytes: &[u8]) {
         self.append(|out| out.extend_from_slice(bytes));

@@ -1,4 +1,4 @@
-//! NVMe/TCP target: listeners, placement, connections, execution.
+//! NVMe/TCP and iSCSI target: listeners, placement, connections, execution.
 //!
 //! A [`Target`] runs one reactor per core. A connection lives on one core. A controller lives on the
 //! core of its admin connection; its I/O queues, on any core, reach it by message. What
@@ -30,6 +30,7 @@
 //! | who registers with this discovery service | [`Target::set_central`], [`Target::registered`], [`Target::deregister`] |
 //! | which core has an I/O queue | [`Target::set_balancing`], [`Target::move_queue`] |
 //! | retry delays (CRDT) | [`Target::set_retry_delays`] |
+//! | all of iSCSI | [`Target::iscsi`] |
 //!
 //! Hosts are told what concerns them: Namespace Attribute Changed to those that see the namespace,
 //! Discovery Log Changed to those that hold a discovery connection with keep alive open. A change
@@ -56,6 +57,14 @@
 //! ([`SubsystemConfig::controller_ids`]) shares them with another target, which does not know of reservations here:
 //! its namespaces cannot be reserved, and say so.
 //!
+//! # iSCSI
+//!
+//! [`Target::iscsi`] gives the iSCSI side of the same target ([`Iscsi`]). Its model is that of SPDK: a target node has LUNs
+//! over devices, and maps that say which initiator group reaches it by which portal group. A device may be a namespace
+//! and a LUN at the same time; COMPARE AND WRITE and fused commands then exclude each other. A LUN of several target nodes
+//! over the same device is one logical unit, with one state of reservations. Reservations end with the target: APTPL is
+//! refused.
+//!
 //! # Listing
 //!
 //! [`Target::subsystems`], [`Target::listeners`] and [`Target::referrals`] list what exists,
@@ -78,6 +87,12 @@ pub use changes::config::{
 pub use changes::connections::ConnectionOptions;
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
+};
+pub use changes::iscsi::{Iscsi, IscsiConnectionInfo, LunInfo, TargetNodeInfo};
+pub use changes::iscsi_config::{
+    ChapDemand, ChapPolicy, ChapSecret, DEFAULT_ISCSI_QUEUE_DEPTH, InitiatorGroupConfig,
+    InitiatorPattern, IscsiError, IscsiSettings, LunConfig, MAX_ISCSI_QUEUE_DEPTH, MAX_LUN,
+    Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
 pub use changes::listeners::Entrance;
 pub use changes::manual::ManualCore;

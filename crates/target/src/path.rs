@@ -9,6 +9,7 @@ pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod fencing;
 pub(crate) mod inbox;
+pub(crate) mod iscsi;
 pub(crate) mod life;
 pub(crate) mod outbox;
 pub(crate) mod poll_group;

@@ -9,4 +9,6 @@ pub(crate) mod limited;
 pub(crate) mod names;
 pub(crate) mod placement;
 pub(crate) mod registry;
+pub(crate) mod sessions;
 pub(crate) mod throttle;
+pub(crate) mod unit;

@@ -16,6 +16,7 @@ use raceline_proto::nvme::{ControllerId, NamespaceId, Nqn, QueueId};
 use raceline_reactor::flow::policy;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
+use crate::changes::iscsi_config::IscsiError;
 use crate::changes::pool_map::MapError;
 use crate::changes::reservation_state::{ProtectionPlace, ReservationPlace};
 use crate::path::buffers::pool_config;
@@ -613,6 +614,9 @@ pub enum TargetError {
         /// Why.
         error: std::io::Error,
     },
+    /// A change of what iSCSI exports is refused.
+    #[error(transparent)]
+    Iscsi(#[from] IscsiError),
     /// The thread that changes namespaces as hosts ask could not start.
     #[error("cannot start the thread that manages namespaces: {0}")]
     Manager(std::io::Error),

@@ -4,7 +4,7 @@
 //! over when all cores have seen it. Devices are opened on every core before a snapshot shows them
 //! and closed after none does.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::mpsc::{self, Receiver};
@@ -20,9 +20,11 @@ use raceline_proto::controller::{
 use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
+use raceline_scsi::Foreign;
 
 use crate::changes::central::{Registered, listed};
 use crate::changes::config::{SubsystemConfig, TargetError};
+use crate::changes::iscsi_state::IscsiState;
 use crate::changes::message::{Message, Reply};
 use crate::changes::pool_map::PoolNamespace;
 use crate::changes::pool_state::PoolState;
@@ -30,6 +32,7 @@ use crate::changes::reservation_state::{KeptReservations, ProtectionStore};
 use crate::changes::snapshot::{DeviceId, Secrets, Snapshot, SubsystemDevices, SubsystemStats};
 use crate::records::counters::QueueTotals;
 use crate::records::limited::{HostLimit, Limited};
+use crate::records::names::{ISCSI_OWNER, Protocol};
 use crate::records::placement::PlacementPolicy;
 use crate::records::registry::Shared;
 
@@ -68,7 +71,10 @@ pub(crate) struct State {
     pub(crate) generation: u64,
     /// What the cores were shown last.
     pub(crate) shown: Option<Arc<TargetSnapshot>>,
-    devices: HashSet<DeviceId>,
+    /// What iSCSI exports.
+    pub(crate) iscsi: IscsiState,
+    /// The devices that are open, and how many use each: a namespace, and the logical unit of LUNs.
+    devices: BTreeMap<DeviceId, usize>,
     last_device: u16,
     last_port_id: u16,
 }
@@ -244,12 +250,32 @@ impl Control {
         state.shown = Some(Arc::clone(&target));
         let discovery =
             Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
-        let snapshot = Arc::new(Snapshot { target, subsystems, discovery: Arc::new(discovery) });
+        let discovery = Arc::new(discovery);
+        state.iscsi.set_foreign(&state.foreign());
+        let iscsi = Arc::new(state.iscsi.view.clone());
+        let snapshot = Arc::new(Snapshot { target, subsystems, discovery, iscsi });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
             let snapshot = Arc::clone(&snapshot);
             Message::Snapshot { snapshot, reply }
         })?;
         Ok(())
+    }
+
+    /// Opens the device of a namespace: the one of LUNs over the same device, unless another namespace has that, or
+    /// one of its own.
+    pub(crate) fn open_namespace(
+        &self,
+        state: &mut State,
+        bdev: &SharedBdev,
+    ) -> Result<DeviceId, TargetError> {
+        let mut namespaces = state.subsystems.values().flat_map(|entry| entry.namespaces.values());
+        match state.iscsi.device_of(bdev) {
+            Some(device) if namespaces.all(|exported| exported.device != device) => {
+                state.share_device(device);
+                Ok(device)
+            }
+            _ => self.open_device(state, bdev),
+        }
     }
 
     /// Opens a device on every core, under a number of its own.
@@ -272,8 +298,13 @@ impl Control {
         }
     }
 
-    /// Closes a device that no snapshot shows, once it has nothing in flight.
+    /// Closes a device that no snapshot shows, once it has nothing in flight. A device that somebody else uses stays.
     pub(crate) fn close_device(&self, state: &mut State, id: DeviceId) -> Result<(), TargetError> {
+        let users = state.devices.get_mut(&id).filter(|users| **users > 1);
+        if let Some(users) = users {
+            *users -= 1;
+            return Ok(());
+        }
         self.ask_all(QUIET_TIMEOUT, |reply| Message::CloseDevice { id, reply })?;
         // A device that did not become quiet keeps its number.
         state.devices.remove(&id);
@@ -322,7 +353,7 @@ impl Control {
     pub(crate) fn open_listener(
         &self,
         address: SocketAddr,
-        port_id: u16,
+        (protocol, port_id): (Protocol, u16),
         streams: Option<&Arc<dyn StreamProvider>>,
     ) -> Result<SocketAddr, TargetError> {
         if streams.is_some() && self.listening_cores().len() > 1 {
@@ -333,8 +364,10 @@ impl Control {
         // One after the other: the group of listeners is in the order of the cores.
         for core in self.listening_cores() {
             let streams = streams.cloned();
-            let opened =
-                self.ask(core, |reply| Message::Listen { address: real, port_id, streams, reply })?;
+            let opened = self.ask(core, |reply| {
+                let port = (protocol, port_id);
+                Message::Listen { address: real, port, streams, reply }
+            })?;
             match opened {
                 Ok(address) => real = address,
                 Err(error) => {
@@ -344,6 +377,15 @@ impl Control {
             }
         }
         Ok(real)
+    }
+
+    /// Opens a portal of iSCSI. Gives the real address.
+    pub(crate) fn open_portal(
+        &self,
+        address: SocketAddr,
+        port_id: u16,
+    ) -> Result<SocketAddr, TargetError> {
+        self.open_listener(address, (Protocol::Iscsi, port_id), None)
     }
 
     /// Closes the listener, on each core that listens.
@@ -388,6 +430,16 @@ impl State {
         (self.retry_delays, self.algorithms.clone(), self.host_limits.as_slice().into())
     }
 
+    /// What registries of namespaces say of their devices, where they have anything to say.
+    fn foreign(&self) -> BTreeMap<DeviceId, Foreign> {
+        let kept = self.subsystems.values().flat_map(|entry| {
+            let kept = entry.reservations.iter();
+            kept.filter_map(|(nsid, kept)| Some((entry.namespaces.get(nsid)?.device, kept)))
+        });
+        let foreign = kept.map(|(device, kept)| (device, Foreign::from(kept.state())));
+        foreign.filter(|(_, foreign)| *foreign != Foreign::default()).collect()
+    }
+
     /// What the queues of each subsystem have done so far.
     pub(crate) fn totals(&self) -> Vec<(Nqn, QueueTotals)> {
         let entries = self.subsystems.iter();
@@ -404,11 +456,17 @@ impl State {
         for _ in 0..u16::MAX {
             self.last_device = self.last_device.wrapping_add(1).max(1);
             let id = DeviceId(self.last_device);
-            if self.devices.insert(id) {
+            if id.0 != ISCSI_OWNER && !self.devices.contains_key(&id) {
+                self.devices.insert(id, 1);
                 return Ok(id);
             }
         }
-        Err(TargetError::Config { what: "devices of a target", need: "at most 65535" })
+        Err(TargetError::Config { what: "devices of a target", need: "at most 65534" })
+    }
+
+    /// One more uses a device that is open.
+    pub(crate) fn share_device(&mut self, id: DeviceId) {
+        *self.devices.entry(id).or_default() += 1;
     }
 
     /// The next port id that no listener has.

@@ -12,6 +12,7 @@ use crate::changes::ana::ListenerAna;
 use crate::changes::config::TargetError;
 use crate::changes::control::State;
 use crate::changes::target::Target;
+use crate::records::names::Protocol;
 
 /// How connections come in by a listener.
 #[derive(Clone, Debug, Default)]
@@ -269,7 +270,7 @@ impl Target {
             if address.port() != 0 {
                 self.control.publish(state)?;
             }
-            self.control.open_listener(address, port_id, streams.as_ref())
+            self.control.open_listener(address, (Protocol::Nvme, port_id), streams.as_ref())
         });
         match listening {
             Ok(real) => {

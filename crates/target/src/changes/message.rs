@@ -15,12 +15,13 @@ use raceline_reactor::StreamProvider;
 use raceline_reactor::socket::Socket;
 
 use crate::changes::config::TargetError;
+use crate::changes::iscsi_message::IscsiMessage;
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::range_lock::LockId;
 use crate::path::traveller::{Joined, Traveller};
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
-use crate::records::names::{CommandPlace, ConnKey, Ends, Place};
+use crate::records::names::{CommandPlace, ConnKey, Ends, Place, Protocol};
 use crate::records::placement::Seat;
 
 /// A controller's wish that another one of its host ends.
@@ -37,10 +38,10 @@ pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
 
 /// To a core.
 pub(crate) enum Message {
-    /// Control: start listening; connections know the listener by `port_id`.
+    /// Control: start listening; connections of the protocol know the listener by the number.
     Listen {
         address: SocketAddr,
-        port_id: u16,
+        port: (Protocol, u16),
         streams: Option<Arc<dyn StreamProvider>>,
         reply: Reply<Result<SocketAddr, TargetError>>,
     },
@@ -126,4 +127,7 @@ pub(crate) enum Message {
     UnlockRange { device: DeviceId, lock: LockId },
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },
+
+    /// About iSCSI connections only.
+    Iscsi(IscsiMessage),
 }

@@ -49,7 +49,7 @@ impl Target {
             Ok(())
         };
         self.control.change(&mut state, nqn, |entry| insert(entry, unopened.clone()))?;
-        let opened = self.control.open_device(&mut state, &bdev);
+        let opened = self.control.open_namespace(&mut state, &bdev);
         match opened {
             Ok(device) => {
                 let exported = Exported { device, ..unopened };
@@ -91,12 +91,13 @@ impl Target {
         self.control.close_device(&mut state, exported.device)
     }
 
-    /// Reads the sizes of all devices again, and tells connected hosts of those that have grown.
+    /// Reads the sizes of all devices again, and tells connected hosts and initiators of those that have grown.
     ///
     /// # Errors
     /// When a core does not answer.
     pub fn refresh_sizes(&self) -> Result<(), TargetError> {
         let mut state = self.control.lock();
+        state.iscsi.refresh_sizes();
         let mut changed = false;
         for entry in state.subsystems.values_mut() {
             let mut resized = false;

@@ -56,6 +56,10 @@ impl KeptReservations {
         Self { state: Arc::new(state), store: Some(Arc::clone(&place.store)) }
     }
 
+    pub(crate) fn state(&self) -> &Reservations {
+        &self.state
+    }
+
     /// Keeps a new state, if it has to be kept or the old one was.
     pub(super) fn save(&self, next: &Reservations) -> std::io::Result<()> {
         match &self.store {

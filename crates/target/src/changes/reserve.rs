@@ -200,6 +200,12 @@ impl Control {
             return Err(Status::INVALID_OPCODE.dnr());
         }
         let kept = entry.reservations.get(&nsid.0).cloned().unwrap_or_default();
+        let registers = matches!(command, ReservationCommand::Register { .. });
+        let unit = state.iscsi.unit(device);
+        if registers && unit.is_some_and(|unit| unit.as_foreign().has_registrants) {
+            // Who is registered by iSCSI with the same device keeps hosts from registering.
+            return Err(Status::RESERVATION_CONFLICT.dnr());
+        }
         let outcome = kept.state.apply(host, command)?;
         if let Some(next) = &outcome.next {
             kept.save(next).map_err(|error| {

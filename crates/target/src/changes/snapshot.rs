@@ -15,19 +15,11 @@ use raceline_proto::reservation::{
     AccessGroup, Registrant, Reservations, ReservingHost, Rights, access_group,
 };
 
+use crate::changes::iscsi_view::IscsiView;
 use crate::records::counters::{QueueCounters, QueueTotals};
 use crate::records::limited::{Levels, Limited};
 
-/// Names a device of the target; also the owner of its operations on every core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct DeviceId(pub(crate) u16);
-
-impl DeviceId {
-    /// The core that orders the device's range locks.
-    pub(crate) fn warden(self, cores: usize) -> usize {
-        usize::from(self.0) % cores
-    }
-}
+pub(crate) use crate::records::names::DeviceId;
 
 /// What controllers show to hosts, and which device is behind each namespace.
 #[derive(Debug, Default)]
@@ -37,6 +29,8 @@ pub(crate) struct Snapshot {
     pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
     /// The keys of all hosts, for the discovery service.
     pub(crate) discovery: Arc<Secrets>,
+    /// What iSCSI initiators can reach.
+    pub(crate) iscsi: Arc<IscsiView>,
 }
 
 impl Snapshot {

@@ -68,6 +68,27 @@ impl Device {
     }
 }
 
+/// What the iSCSI connections of a core share.
+#[derive(Default)]
+pub(crate) struct IscsiCore {
+    /// Connections with something to send.
+    pub(crate) dirty: Vec<ConnKey>,
+    /// Connections that have had their share of this pass, each once.
+    pub(crate) deferred: Vec<ConnKey>,
+    /// The timer of the next pass is set.
+    pub(crate) next_pass: bool,
+    /// A command that was aborted has come back from its device.
+    pub(crate) ended: bool,
+}
+
+impl IscsiCore {
+    /// Whether nothing is to be done at the end of the turn.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.dirty.is_empty() && self.deferred.is_empty() && !self.ended
+    }
+}
+
 /// What all connections of one core share.
 pub(crate) struct Core {
     pub(crate) index: usize,
@@ -93,6 +114,8 @@ pub(crate) struct Core {
     pub(crate) deferred: Vec<ConnKey>,
     /// Commands that a lowered fence releases.
     pub(crate) released: Vec<LocalCommand>,
+    /// What iSCSI connections share besides.
+    pub(crate) iscsi: IscsiCore,
     /// Devices that are being zeroed, by the number in the tags of the requests.
     wipes: Wipes,
 }
@@ -113,6 +136,7 @@ impl Core {
             dirty: Vec::new(),
             deferred: Vec::new(),
             released: Vec::new(),
+            iscsi: IscsiCore::default(),
             wipes: Wipes::default(),
         }
     }

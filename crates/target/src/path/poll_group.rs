@@ -1,5 +1,6 @@
 //! One core's share of the target: its connections and listeners, driven by completions.
 
+mod iscsi;
 mod moves;
 
 use std::net::SocketAddr;
@@ -24,9 +25,12 @@ use crate::path::association::controller_gone;
 use crate::path::commands::THROTTLE_BIT;
 use crate::path::connection::Connection;
 use crate::path::core::Core;
+use crate::path::iscsi::group::IscsiGroup;
 use crate::path::range_lock::{Order, Warden};
 use crate::records::early::Ticket;
-use crate::records::names::{CommandPlace, ConnKey, Ends, EngineToken, MAX_CONNECTIONS, Tag};
+use crate::records::names::{
+    CommandPlace, ConnKey, Ends, EngineToken, ISCSI_OWNER, MAX_CONNECTIONS, Protocol, Tag,
+};
 use crate::records::placement::{Arrival, PlacementPolicy, Seat};
 use crate::records::registry::Shared;
 
@@ -41,7 +45,7 @@ struct Listener {
     id: ListenerId,
     address: SocketAddr,
     index: u32,
-    port_id: u16,
+    port: (Protocol, u16),
     /// Carries the bytes of the connections that the kernel accepts; `None`: the kernel does, or the
     /// connections are already carried.
     streams: Option<Arc<dyn StreamProvider>>,
@@ -63,6 +67,7 @@ pub(crate) struct PollGroup {
     next_listener: u32,
     stopping: bool,
     live: usize,
+    iscsi: IscsiGroup,
     batch: Vec<Done>,
     flushing: Vec<ConnKey>,
     /// Deferred connections whose turn it is.
@@ -83,6 +88,7 @@ impl PollGroup {
             next_listener: 0,
             stopping: false,
             live: 0,
+            iscsi: IscsiGroup::default(),
             batch: Vec::new(),
             flushing: Vec::new(),
             resuming: Vec::new(),
@@ -138,7 +144,7 @@ impl PollGroup {
         &mut self,
         cx: &mut Context<'_>,
         address: SocketAddr,
-        port_id: u16,
+        port: (Protocol, u16),
         mut streams: Option<Arc<dyn StreamProvider>>,
     ) -> std::io::Result<SocketAddr> {
         let index = self.next_listener;
@@ -160,7 +166,7 @@ impl PollGroup {
             }
         };
         self.next_listener += 1;
-        self.listeners.push(Listener { id, address, index, port_id, streams });
+        self.listeners.push(Listener { id, address, index, port, streams });
         Ok(address)
     }
 
@@ -175,7 +181,7 @@ impl PollGroup {
         let index = token.index & !LISTENER_BIT;
         let listener = self.listeners.iter().find(|l| l.index == index);
         let Some(listener) = listener.filter(|_| !self.stopping) else { return };
-        let (port_id, streams) = (listener.port_id, listener.streams.clone());
+        let ((protocol, port_id), streams) = (listener.port, listener.streams.clone());
         let local = socket.local_address();
         let ticket = match self.core.shared.enter(peer.ip(), cx.now) {
             Ok(ticket) => ticket,
@@ -224,7 +230,7 @@ impl PollGroup {
         let core = seat.core();
         let Arrival { napi_id, cpu, mark } = arrival;
         tracing::debug!(%peer, core, napi_id, cpu, mark, "accepted");
-        let ends = Ends { peer, local, port_id };
+        let ends = Ends { peer, local, port_id, protocol };
         if core == self.core.index {
             self.adopt(cx, seat, socket, ends, ticket);
         } else {
@@ -240,6 +246,9 @@ impl PollGroup {
         ends: Ends,
         ticket: Ticket,
     ) {
+        if ends.protocol == Protocol::Iscsi {
+            return self.adopt_iscsi(cx, seat, socket, (ends, ticket));
+        }
         let index = if self.stopping { None } else { self.free_index() };
         let shakes_hands = socket.is_provided();
         let adopted = index.and_then(|_| cx.io.adopt(socket).ok());
@@ -294,6 +303,7 @@ impl PollGroup {
         for key in self.keys() {
             self.with(cx, key, |connection, cx, _| connection.drain(cx));
         }
+        self.drain_iscsi(cx);
     }
 
     // --------------------------------------------------------------------- changes
@@ -308,6 +318,7 @@ impl PollGroup {
         for key in self.keys() {
             self.with(cx, key, |connection, cx, core| connection.handle_snapshot(cx, core));
         }
+        self.show_iscsi(cx);
         // The control thread may have given up waiting.
         let _ = reply.send((self.core.index, ()));
     }
@@ -328,6 +339,7 @@ impl PollGroup {
             .flat_map(|connection| connection.commands().slots.active())
             .filter(|(_, slot)| slot.is_changing(device, bytes))
             .count()
+            + self.iscsi.changing(device, bytes)
     }
 
     /// The commands for these devices that came by the port and are not completed.
@@ -370,8 +382,8 @@ impl PollGroup {
                     self.core.upcoming = payload.and_then(Payload::upcoming);
                 }
                 let tag = Tag::from_bits(done.tag);
-                if let Some(number) = tag.and_then(Tag::other_number) {
-                    self.core.wipe_on(cx, number, done.result);
+                if let Some(tag) = tag.filter(|tag| tag.is_foreign()) {
+                    self.run_foreign(cx, tag, done);
                     continue;
                 }
                 let mut expected = false;
@@ -404,6 +416,10 @@ impl PollGroup {
     /// Commands that a lowered fence lets go.
     fn run_released(&mut self, cx: &mut Context<'_>) {
         while let Some(command) = self.core.released.pop() {
+            if command.key.is_iscsi() {
+                self.unfence_iscsi(cx, command);
+                continue;
+            }
             self.with(cx, command.key, |connection, cx, core| {
                 connection.handle_unfenced(cx, core, command.slot);
             });
@@ -415,9 +431,13 @@ impl PollGroup {
     fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
         while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
             self.core.buffer_lines.leave(line);
-            self.with(cx, command.key, |connection, cx, core| {
-                connection.serve(cx, core, command.slot, sizes);
-            });
+            if command.key.is_iscsi() {
+                self.serve_iscsi(cx, command, sizes);
+            } else {
+                self.with(cx, command.key, |connection, cx, core| {
+                    connection.serve(cx, core, command.slot, sizes);
+                });
+            }
             self.run_done(cx);
         }
     }
@@ -458,9 +478,9 @@ impl Service for PollGroup {
     #[expect(clippy::too_many_lines, reason = "one table")]
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            Message::Listen { address, port_id, streams, reply } => {
+            Message::Listen { address, port, streams, reply } => {
                 let result = self
-                    .listen(cx, address, port_id, streams)
+                    .listen(cx, address, port, streams)
                     .map_err(|error| TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }
@@ -509,6 +529,7 @@ impl Service for PollGroup {
                 let _ = reply.send((self.core.index, ()));
             }
             Message::Shutdown => self.shutdown(cx),
+            Message::GiveWay { key } if key.is_iscsi() => self.iscsi_gives_way(cx, key),
             Message::GiveWay { key } => {
                 self.with(cx, key, |connection, cx, core| connection.give_way(cx, core));
             }
@@ -575,6 +596,9 @@ impl Service for PollGroup {
             Message::Fenced { device, lock } => {
                 self.core.warden(device, |w, orders| w.fenced(lock, orders));
             }
+            Message::LockGranted { to, device, lock } if to.conn.key.is_iscsi() => {
+                self.lock_iscsi(cx, to, (device, lock));
+            }
             Message::LockGranted { to, device, lock } => {
                 let lives = self.with(cx, to.conn.key, |connection, cx, core| {
                     connection.handle_lock(cx, core, to.slot, (device, lock));
@@ -588,13 +612,17 @@ impl Service for PollGroup {
                 self.core.warden(device, |w, orders| w.release(lock, orders));
             }
             Message::Unfence { device, lock } => self.core.unfence(device, lock),
+            Message::Iscsi(message) => self.handle_iscsi(cx, message),
         }
     }
 
     fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
         let token = completion.token;
         if token.owner != 0 {
-            return self.core.device_completion(cx, completion);
+            return match token.owner {
+                ISCSI_OWNER => self.iscsi_completion(cx, completion),
+                _ => self.core.device_completion(cx, completion),
+            };
         }
         let key = ConnKey { index: token.index, generation: token.generation };
         match completion.outcome {
@@ -665,6 +693,7 @@ impl Service for PollGroup {
             self.with(cx, key, |connection, cx, _| connection.flush(cx));
         }
         self.flushing = dirty;
+        self.flush_iscsi(cx);
         if !self.moving.is_empty() {
             self.run_moves(cx);
         }
@@ -672,12 +701,12 @@ impl Service for PollGroup {
             // This timer expires at once, and is handled after all other events of the next poll.
             cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });
         }
-        if self.stopping && self.live == 0 {
+        if self.is_finished() {
             self.core.close_devices(cx);
         }
     }
 
     fn is_finished(&self) -> bool {
-        self.stopping && self.live == 0
+        self.stopping && self.live == 0 && self.iscsi.is_empty()
     }
 }

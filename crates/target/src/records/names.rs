@@ -15,8 +15,34 @@ const INDEX_BITS: u32 = 20;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 /// Bits of generations that go beside the index.
 const GENERATION_MASK: u32 = u32::MAX >> INDEX_BITS;
-/// Connections of a core. One index is left to [`Tag::other`].
-pub(crate) const MAX_CONNECTIONS: u32 = INDEX_MASK;
+/// The bit of a connection's index that says that it is one of iSCSI.
+pub(crate) const ISCSI_BIT: u32 = 1 << (INDEX_BITS - 1);
+/// NVMe/TCP connections of a core.
+pub(crate) const MAX_CONNECTIONS: u32 = ISCSI_BIT;
+/// iSCSI connections of a core. One index is left to [`Tag::other`].
+pub(crate) const MAX_ISCSI_CONNECTIONS: u32 = ISCSI_BIT - 1;
+/// The owner of the operations of iSCSI connections; no device has this number.
+pub(crate) const ISCSI_OWNER: u16 = u16::MAX;
+
+/// The protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// NVMe/TCP.
+    Nvme,
+    /// iSCSI.
+    Iscsi,
+}
+
+/// Names a device of the target; also the owner of its operations on every core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct DeviceId(pub(crate) u16);
+
+impl DeviceId {
+    /// The core that orders the device's range locks.
+    pub(crate) fn warden(self, cores: usize) -> usize {
+        usize::from(self.0) % cores
+    }
+}
 
 /// Names a connection of one core; stale once the connection is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,13 +51,21 @@ pub(crate) struct ConnKey {
     pub(crate) generation: u16,
 }
 
+impl ConnKey {
+    /// Whether it is an iSCSI connection.
+    pub(crate) fn is_iscsi(self) -> bool {
+        self.index & ISCSI_BIT != 0
+    }
+}
+
 /// Where a connection comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
-    /// The listener that it came by.
+    /// The listener that it came by, which its protocol numbers.
     pub(crate) port_id: u16,
+    pub(crate) protocol: Protocol,
 }
 
 /// Names a command of one connection by its slot; stale once the command is completed. One number, because
@@ -114,6 +148,12 @@ impl Tag {
     /// The number, if the tag was made by [`Self::other`].
     pub(crate) fn other_number(self) -> Option<u16> {
         (self.connection == INDEX_MASK).then_some(self.slot.index())
+    }
+
+    /// Whether the request is not of an NVMe/TCP connection.
+    #[inline]
+    pub(crate) fn is_foreign(self) -> bool {
+        self.connection >= ISCSI_BIT
     }
 
     /// Whether the tag names the connection that has its index and this generation.

@@ -19,6 +19,7 @@ use crate::records::early::{Crowded, Early, Source, Ticket};
 use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
+use crate::records::sessions::Sessions;
 use crate::records::throttle::QosClock;
 
 /// Computations of authentications that may wait: for all sources, and for one of them, whose hosts may have as many
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
     /// The way to the thread that changes reservations, once there is a namespace.
     reserver: Mutex<Option<mpsc::Sender<ReservationRequest>>>,
+    /// The sessions of iSCSI.
+    sessions: Mutex<Sessions>,
 }
 
 struct Registry {
@@ -83,6 +86,7 @@ impl Shared {
             computes_here,
             manager,
             reserver,
+            sessions: Mutex::default(),
         }
     }
 
@@ -298,6 +302,11 @@ impl Shared {
     /// The way to the thread that changes reservations; without it, the thread ends.
     pub(crate) fn reserver(&self) -> MutexGuard<'_, Option<mpsc::Sender<ReservationRequest>>> {
         self.reserver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sessions of iSCSI.
+    pub(crate) fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The records of all queues.

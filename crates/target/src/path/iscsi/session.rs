@@ -1,0 +1,120 @@
+//! A session: who its initiator is, which target node it is with, and what it knows of the LUNs of that.
+
+use std::sync::Arc;
+
+use raceline_scsi::{
+    Attentions, Nexus as ScsiNexus, PortGroup, PortGroupState, TargetFacts, UnitAttention,
+};
+
+use crate::changes::iscsi_view::{Lun, Node};
+use crate::records::sessions::Nexus;
+use crate::records::unit::Seen;
+
+/// A session.
+pub(crate) struct Session {
+    /// Among the sessions of the target.
+    pub(crate) nexus: Nexus,
+    /// The same, as logical units know it.
+    pub(crate) scsi: ScsiNexus,
+    pub(crate) node: Arc<Node>,
+    pub(crate) facts: TargetFacts,
+    pub(crate) luns: Vec<Option<LunView>>,
+}
+
+/// What a session knows of a LUN.
+pub(crate) struct LunView {
+    pub(crate) lun: Lun,
+    pub(crate) seen: Seen,
+    /// What the initiator has yet to be told.
+    pub(crate) attentions: Attentions,
+}
+
+impl LunView {
+    fn new(lun: &Lun, nexus: &ScsiNexus, attention: Option<UnitAttention>) -> Self {
+        let mut attentions = Attentions::NONE;
+        attention.into_iter().for_each(|attention| attentions.add(attention));
+        Self { lun: lun.clone(), seen: lun.unit.attach(nexus), attentions }
+    }
+}
+
+impl Session {
+    /// A session that begins; `attention`: what it is told first at each LUN.
+    pub(crate) fn new(nexus: Nexus, node: &Arc<Node>, attention: Option<UnitAttention>) -> Self {
+        let scsi = ScsiNexus {
+            initiator: nexus.initiator.clone(),
+            isid: nexus.isid,
+            port: node.port(nexus.portal_group),
+        };
+        let luns = node.luns.iter();
+        let luns = luns.map(|lun| lun.as_ref().map(|lun| LunView::new(lun, &scsi, attention)));
+        let luns = luns.collect();
+        Self { facts: facts(node), node: Arc::clone(node), nexus, scsi, luns }
+    }
+
+    /// The LUN of this number, with the latest of its unit.
+    #[inline]
+    pub(crate) fn lun(&mut self, number: u16) -> Option<&mut LunView> {
+        let view = self.luns.get_mut(usize::from(number))?.as_mut()?;
+        if view.seen.is_stale(&view.lun.unit) {
+            view.lun.unit.look(&self.scsi, &mut view.seen, &mut view.attentions);
+        }
+        Some(view)
+    }
+
+    /// The LUN of this number, as it was when a command for it began.
+    #[inline]
+    pub(crate) fn lun_as_seen(&self, number: u16) -> Option<&LunView> {
+        self.luns.get(usize::from(number))?.as_ref()
+    }
+
+    /// The target node has changed.
+    pub(crate) fn show(&mut self, node: &Arc<Node>) {
+        let count = node.luns.len().max(self.luns.len());
+        self.luns.resize_with(count, || None);
+        let mut is_new = false;
+        for (index, view) in self.luns.iter_mut().enumerate() {
+            let shown = node.luns.get(index).and_then(Option::as_ref);
+            match (&view, shown) {
+                (None, None) => continue,
+                (Some(old), Some(lun)) if old.lun.is_same(lun) => continue,
+                _ => is_new = true,
+            }
+            if let Some(old) = view.take() {
+                old.lun.unit.detach(&self.scsi);
+            }
+            *view = shown.map(|lun| LunView::new(lun, &self.scsi, None));
+        }
+        self.node = Arc::clone(node);
+        if is_new {
+            self.facts = facts(node);
+            let all = self.luns.iter_mut().flatten();
+            all.for_each(|view| view.attentions.add(UnitAttention::LunsChanged));
+        }
+    }
+
+    /// The initiator knows which LUNs there are.
+    pub(crate) fn luns_are_known(&mut self) {
+        self.luns.iter_mut().flatten().for_each(|view| view.attentions.luns_are_known());
+    }
+
+    /// The session has ended.
+    pub(crate) fn detach(&mut self) {
+        for view in self.luns.drain(..).flatten() {
+            view.lun.unit.detach(&self.scsi);
+        }
+    }
+}
+
+fn facts(node: &Node) -> TargetFacts {
+    let groups = node.ports.iter();
+    let groups = groups.map(|(tag, relative)| PortGroup {
+        tag: *tag,
+        state: PortGroupState::Optimized,
+        ports: vec![*relative],
+    });
+    TargetFacts {
+        name: node.name.clone(),
+        groups: groups.collect(),
+        luns: node.numbers().collect(),
+    }
+}
