@@ -237,7 +237,9 @@ impl Control {
         });
         let discovery =
             Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
-        let snapshot = Arc::new(Snapshot { target, subsystems, discovery: Arc::new(discovery) });
+        let weighted = subsystems.iter().any(|s| !s.limited.weights.is_empty());
+        let discovery = Arc::new(discovery);
+        let snapshot = Arc::new(Snapshot { target, subsystems, discovery, weighted });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
             let snapshot = Arc::clone(&snapshot);
             Message::Snapshot { snapshot, reply }

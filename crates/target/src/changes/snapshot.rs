@@ -16,7 +16,7 @@ use raceline_proto::reservation::{
 };
 
 use crate::records::counters::{QueueCounters, QueueTotals};
-use crate::records::limited::{Levels, Limited};
+use crate::records::limited::{Levels, Limited, Weight};
 
 /// Names a device of the target; also the owner of its operations on every core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,6 +37,8 @@ pub(crate) struct Snapshot {
     pub(crate) subsystems: Vec<Arc<SubsystemDevices>>,
     /// The keys of all hosts, for the discovery service.
     pub(crate) discovery: Arc<Secrets>,
+    /// At least one host has a weight.
+    pub(crate) weighted: bool,
 }
 
 impl Snapshot {
@@ -321,6 +323,11 @@ impl VisibleSubsystem {
 
     pub(crate) fn nqn(&self) -> &Nqn {
         &self.all.subsystem.nqn
+    }
+
+    /// The weight of the host's commands.
+    pub(crate) fn weight(&self) -> Weight {
+        self.all.limited.weight(&self.host.name)
     }
 }
 
