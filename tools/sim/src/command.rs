@@ -363,8 +363,9 @@ impl Operation {
             let mut all = self.sources.iter().map(|source| source.0).chain([self.namespace]);
             !all.any(|namespace| shared.was_absent(namespace, self.begun))
         } else if same(Status::INVALID_FIELD) && self.across {
-            // A controller takes such ranges once its host has enabled them.
-            !shared.had_losses() && !shared.is_starting()
+            // A controller takes such ranges once its host has enabled them, which only that of the first path knows.
+            let all_know = !shared.is_starting() && !shared.plan.has_two_paths();
+            all_know && !shared.had_losses()
         } else if same(Status::INVALID_FIELD) && self.kind.is_fused() {
             // The namespace was replaced between the halves.
             !shared.was_absent(self.namespace, self.begun)
