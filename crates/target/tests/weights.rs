@@ -4,9 +4,10 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Heard, RawHost, Wants, block_sqe, config, namespace, nqn, ram, subsystem};
 use raceline_bdev::{Bdev, BdevInfo, Channel, Done, Op, Request, SharedBdev};
@@ -232,4 +233,132 @@ fn weights_come_and_go_while_hosts_work() {
         }
     }
     target.shutdown().unwrap();
+}
+
+/// A device that keeps its core busy with each request, so that one core is full however slow its hosts are.
+struct Laborious(SharedBdev, Duration);
+
+struct LaboriousChannel(Box<dyn Channel>, Duration);
+
+impl Bdev for Laborious {
+    fn info(&self) -> BdevInfo {
+        self.0.info()
+    }
+
+    fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>> {
+        Ok(Box::new(LaboriousChannel(self.0.open_channel(cx, owner)?, self.1)))
+    }
+}
+
+impl Channel for LaboriousChannel {
+    fn submit(&mut self, cx: &mut Context<'_>, request: Request, done: &mut Vec<Done>) {
+        let until = Instant::now() + self.1;
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        self.0.submit(cx, request, done);
+    }
+
+    fn handle_completion(&mut self, _: &mut Context<'_>, _: Completion, _: &mut Vec<Done>) {}
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.0.close(cx);
+    }
+}
+
+/// Keeps commands under way until the time is over; counts those that ended.
+fn work(
+    queue: &mut RawHost,
+    opcode: u8,
+    len: u32,
+    depth: usize,
+    ended: &AtomicU64,
+    over: &AtomicBool,
+) {
+    let data = common::pattern(1, len as usize);
+    let sqe = block_sqe(opcode, 1, 0, len / BS);
+    let submit = |queue: &mut RawHost| match opcode {
+        io::READ => drop(queue.submit(sqe, Direction::ControllerToHost, len)),
+        _ if len <= 8192 => drop(queue.submit_in_capsule(sqe, &data)),
+        _ => drop(queue.submit(sqe, Direction::HostToController, len)),
+    };
+    (0..depth).for_each(|_| submit(queue));
+    let mut under_way = depth;
+    while under_way > 0 {
+        match queue.listen() {
+            Heard::SendData(grant) => queue.send_data(&grant, &data),
+            Heard::Response(_) | Heard::DataEnd { success: true, .. } => {
+                under_way -= 1;
+                if !over.load(Ordering::Relaxed) {
+                    ended.fetch_add(1, Ordering::Relaxed);
+                    under_way += 1;
+                    submit(queue);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Prints the rows of lab 0062.
+#[test]
+#[ignore = "it measures"]
+fn ratios_of_hosts_that_keep_commands_under_way() {
+    let labour = Duration::from_micros(50);
+    for (opcode, len, depth) in [
+        (io::READ, 4096, 64),
+        (io::WRITE, 4096, 64),
+        (io::READ, 131_072, 16),
+        (io::WRITE, 131_072, 16),
+    ] {
+        for (weights, queues) in [
+            (None, [1, 16]),
+            (Some([100, 100]), [1, 16]),
+            (Some([100, 300]), [1, 1]),
+            (Some([100, 300]), [1, 16]),
+            (Some([100, 300]), [16, 1]),
+            (Some([100, 1000]), [1, 16]),
+        ] {
+            let target = Target::start(TargetConfig {
+                max_queue_entries: ENTRIES,
+                max_io_queues: 16,
+                ..config(1)
+            })
+            .unwrap();
+            target.add_subsystem(subsystem()).unwrap();
+            let device: SharedBdev = Arc::new(Laborious(ram("1M"), labour));
+            target.add_namespace(&nqn(), namespace(device)).unwrap();
+            let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+            for (number, weight) in (1..).zip(weights.into_iter().flatten()) {
+                target.set_host_weight(&nqn(), &host(number), Weight::new(weight)).unwrap();
+            }
+            let mut connected: Vec<_> = (1..)
+                .zip(queues)
+                .map(|(number, queues)| connect(address, number, queues))
+                .collect();
+            let (ended, over) = ([AtomicU64::new(0), AtomicU64::new(0)], AtomicBool::new(false));
+            let counts = std::thread::scope(|scope| {
+                for ((_, queues), ended) in connected.iter_mut().zip(&ended) {
+                    for queue in queues {
+                        let over = &over;
+                        scope.spawn(move || work(queue, opcode, len, depth, ended, over));
+                    }
+                }
+                let read = || [0, 1].map(|host| ended[host].load(Ordering::Relaxed));
+                std::thread::sleep(Duration::from_millis(500));
+                let before = read();
+                std::thread::sleep(Duration::from_secs(3));
+                let after = read();
+                over.store(true, Ordering::Relaxed);
+                [0, 1].map(|host| after[host] - before[host])
+            });
+            #[expect(clippy::cast_precision_loss, reason = "numbers of commands")]
+            let ratio = counts[1] as f64 / counts[0].max(1) as f64;
+            println!(
+                "{opcode:#x} {len} depth {depth} queues {queues:?} weights {weights:?}: {counts:?}, {ratio:.2}"
+            );
+            drop(connected);
+            target.shutdown().unwrap();
+        }
+    }
 }
