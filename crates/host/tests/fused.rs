@@ -14,7 +14,7 @@ use raceline_host::{
 use raceline_proto::nvme::Status;
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::{BufferPool, Context, Io, IoBuf, PoolConfig, Token, Wait};
-use raceline_target::Target;
+use raceline_target::{Target, TargetConfig};
 use served::{BLOCK, NS};
 
 /// FUSE: the first and the second half of a fused operation.
@@ -58,7 +58,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let target = served::serve_with(served::small(), served::memory());
+        Self::with_config(served::small())
+    }
+
+    fn with_config(config: TargetConfig) -> Self {
+        let target = served::serve_with(config, served::memory());
         let addresses = [(); 2].map(|()| target.add_listener(served::any_port()).unwrap());
         let more_paths = vec![PathAddress { address: addresses[1], source: None }];
         let config = HostConfig { more_paths, ..served::config(addresses[0]) };
@@ -244,5 +248,29 @@ fn a_half_alone_is_never_sent() {
     assert_eq!(rig.queues.outstanding(), 1);
     rig.with(|queues, cx| queues.close(cx));
     assert_eq!(rig.ends(1), [(COMPARE, not_sent)], "the queues are closed");
+    rig.end();
+}
+
+#[test]
+fn room_is_what_the_one_path_takes() {
+    // Far fewer than the host asks for.
+    let config = TargetConfig { max_queue_entries: 4, ..served::small() };
+    let mut rig = Rig::with_config(config);
+    rig.lose(1);
+    assert_eq!(rig.queues.room(0), 3);
+    rig.submit(compare(3, 0), COMPARE);
+    assert_eq!(rig.queues.room(0), 2, "the first half is to go there");
+    rig.submit(write(3, filled(1)), WRITE);
+    assert_eq!(rig.queues.room(0), 1);
+    assert_eq!(rig.ends(2), Rig::both(Ok(())));
+    for turn in 0..5 {
+        let room = rig.queues.room(0);
+        assert_eq!(room, 3, "turn {turn}");
+        for user in 0..3 {
+            rig.submit(Command::flush(NS), user);
+        }
+        assert_eq!(rig.queues.room(0), 0);
+        assert_eq!(rig.ends(room).len(), room);
+    }
     rig.end();
 }

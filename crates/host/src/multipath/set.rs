@@ -289,12 +289,17 @@ impl PathSet {
         self.members.iter().any(|member| member.queues.is_ready())
     }
 
-    /// How many more commands a queue takes. With multipath, that counts the commands of all paths.
+    /// How many more commands a queue takes. With multipath, that counts the commands of all paths; where all commands go
+    /// by one path, it is not more than the queue of that path takes, which the controller may have made smaller.
     #[must_use]
     #[inline]
     pub fn room(&self, queue: usize) -> usize {
-        match &self.members[..] {
-            [member] if !self.is_multipath() => member.queues.room(queue),
+        match (&self.members[..], self.direct) {
+            ([member], _) if !self.is_multipath() => member.queues.room(queue),
+            (members, Some(at)) if at < members.len() => {
+                let on_path = members[at].queues.room(queue).saturating_sub(self.firsts.len());
+                self.shared_room(queue).min(on_path)
+            }
             _ => self.shared_room(queue),
         }
     }
