@@ -91,10 +91,10 @@ impl Run {
             let slba = count % (SHARED + WRITERS);
             let before: Vec<u64> = self.writers.iter().map(Self::acknowledged).collect();
             let mut block = vec![0; self.block_size];
-            if host.read(NS, slba, &mut block).is_ok() {
-                if !self.mixes || block.chunks_exact(8).all(|word| *word == block[..8]) {
-                    self.check(slba, &block, &before);
-                }
+            if host.read(NS, slba, &mut block).is_ok()
+                && (!self.mixes || block.chunks_exact(8).all(|word| *word == block[..8]))
+            {
+                self.check(slba, &block, &before);
             }
         }
         host.disconnect();
