@@ -314,11 +314,11 @@ impl DiskChannel {
             Ok(()) => return done.push(finished(tag, Ok(()))),
             Err(error) => error,
         };
-        if error.kind() == io::ErrorKind::Unsupported {
-            self.shared.copies.store(false, Ordering::Relaxed);
+        if never_copies(&error) && self.shared.copies.swap(false, Ordering::Relaxed) {
+            let name = &self.shared.info.name;
             tracing::info!(
-                "{}: its file system does not copy within a file; Copy reads and writes",
-                self.shared.info.name
+                %error,
+                "{name}: its file system does not copy within a file; Copy reads and writes"
             );
         }
         // What reads and writes instead learns which of the two fails.
@@ -380,6 +380,13 @@ impl DiskChannel {
         };
         done.push(returned(writing.tag, result, data));
     }
+}
+
+/// Whether an error of copy_file_range(2) says that the file system copies no ranges within this file. Other errors are
+/// those of one request: as of ranges that overlap or that the file system cannot share or copy (EINVAL).
+fn never_copies(error: &io::Error) -> bool {
+    // EOPNOTSUPP and ENOSYS; EXDEV.
+    matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::CrossesDevices)
 }
 
 impl Channel for DiskChannel {

@@ -199,6 +199,12 @@ fn files_copy_within_themselves() {
                 }
                 assert_eq!(done.result, Ok(()));
                 assert!(rig.read(to, 1 << 20) == data, "{options} to {to}");
+                // Ranges that overlap are refused, and only they.
+                let overlapping = Op::Copy { from: 0, to: MIB / 2, len: MIB, fua: false };
+                assert_eq!(rig.run(overlapping).result, Err(BdevError::NotSupported));
+                let again = Op::Copy { from: to, to: to + MIB, len: MIB, fua: false };
+                assert_eq!(rig.run(again).result, Ok(()), "{options} from {to}");
+                assert!(rig.read(to + MIB, 1 << 20) == data, "{options} from {to}");
             }
         }
     });

@@ -211,20 +211,42 @@ fn copies_are_durable_after_a_sync_and_given_up_where_they_cannot_be() {
         assert_eq!(script.complete(None), "sync");
         assert_eq!(script.results(), [(2, Ok(()))]);
         // What fails is tried by the caller, piece by piece; a full disk is full for it, too.
+        // The next one is the file system's again.
         for (errno, expected) in [
             (libc::ENOSPC, BdevError::NoSpace),
             (libc::EIO, BdevError::NotSupported),
-            (libc::EOPNOTSUPP, BdevError::NotSupported),
+            (libc::EINVAL, BdevError::NotSupported),
+            (libc::ETXTBSY, BdevError::NotSupported),
         ] {
             script.submit(3, copy(false));
             assert_eq!(script.complete(Some(errno)), call);
             assert_eq!(script.results(), [(3, Err(expected))]);
         }
-        // The file system has said that it cannot.
         script.submit(4, copy(false));
-        assert_eq!(script.results(), [(4, Err(BdevError::NotSupported))]);
+        assert_eq!(script.complete(None), call);
+        assert_eq!(script.results(), [(4, Ok(()))]);
         script.close();
     });
+}
+
+#[test]
+fn a_file_system_that_never_copies_is_asked_once() {
+    for errno in [libc::EXDEV, libc::EOPNOTSUPP, libc::ENOSYS] {
+        with_script(|device, mut script| {
+            let copy = || Op::Copy { from: 0, to: 2 * BLOCK, len: BLOCK, fua: false };
+            script.submit(1, copy());
+            script.complete(Some(errno));
+            assert_eq!(script.results(), [(1, Err(BdevError::NotSupported))], "{errno}");
+            script.submit(2, copy());
+            assert_eq!(script.results(), [(2, Err(BdevError::NotSupported))], "{errno}");
+            assert!(script.io.started.is_empty(), "{errno}: it was asked again");
+            let mut other = Script::new(&**device);
+            other.submit(3, copy());
+            assert_eq!(other.results(), [(3, Err(BdevError::NotSupported))], "another core");
+            script.close();
+            other.close();
+        });
+    }
 }
 
 #[test]

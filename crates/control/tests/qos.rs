@@ -115,3 +115,44 @@ fn limits_survive_and_go_with_what_they_are_of() {
     assert!(all(&kept).is_empty());
     kept.manager.shut_down().unwrap();
 }
+
+#[test]
+fn weights_survive_and_go_with_their_subsystem() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = start(dir.path());
+    export(&kept);
+    let weight = |host: &str, weight: Value| json!({ "nqn": NQN, "host": host, "weight": weight });
+    let other = "nqn.2014-08.org.nvmexpress:other";
+    let set = |kept: &Kept, params| kept.call("nvmf_subsystem_set_host_weight", params);
+    set(&kept, weight(HOST, json!(300))).unwrap();
+    set(&kept, weight(other, json!(1))).unwrap();
+    for wrong in [json!(0), json!(10_001), json!(u64::MAX)] {
+        let refused = set(&kept, weight(HOST, wrong.clone())).unwrap_err();
+        assert!(refused.contains("from 1 to 10000"), "{wrong}: {refused}");
+    }
+    let nowhere = json!({ "nqn": "nqn.2026-01.io.raceline:none", "host": HOST, "weight": 5 });
+    assert!(set(&kept, nowhere).unwrap_err().contains("nqn.2026-01.io.raceline:none"));
+    let before = all(&kept);
+    let listed: Vec<_> = before
+        .iter()
+        .map(|w| [&w["type"], &w["name"], &w["nqn"], &w["weight"]].map(Value::clone))
+        .collect();
+    let row = |host: &str, weight: u64| [json!("weight"), json!(host), json!(NQN), json!(weight)];
+    assert_eq!(listed, [row(HOST, 300), row(other, 1)]);
+    // As after a kill.
+    drop(kept);
+    let kept = start(dir.path());
+    assert_eq!(all(&kept), before);
+    serve(&kept);
+    set(&kept, json!({ "nqn": NQN, "host": other })).unwrap();
+    assert_eq!(all(&kept), before[..1]);
+    kept.call("nvmf_delete_subsystem", json!({ "nqn": NQN })).unwrap();
+    assert!(all(&kept).is_empty());
+    kept.call("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })).unwrap();
+    assert!(all(&kept).is_empty(), "a new subsystem of that name begins without");
+    kept.manager.shut_down().unwrap();
+    drop(kept);
+    let kept = start(dir.path());
+    assert!(all(&kept).is_empty());
+    kept.manager.shut_down().unwrap();
+}

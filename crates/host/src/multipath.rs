@@ -11,7 +11,8 @@
 //! | was never sent, or was refused with a path related status (SCT 3h) | goes to another path at once |
 //! | reads, compares or flushes | goes to another path at once |
 //! | may have been executed | waits until the [`Fence`] of the lost association is open, then goes to a path |
-//! | is half of a fused operation, or of another kind | ends with an error, as with a single path. Both halves take the same path |
+//! | is half of a fused operation | ends with an error, and so does the other half. A first half waits here for the second one; then both go by one path |
+//! | is of another kind | ends with an error, as with a single path |
 //!
 //! The fence opens at once if another controller of the subsystem can reset the lost one (TP8028), and else
 //! after the time in which the lost controller notices the loss and quiesces (TP4129). The path that comes back first

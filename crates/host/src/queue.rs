@@ -444,6 +444,11 @@ impl QueuePair {
         !self.is_ready() && matches!(self.state, State::Closed | State::Draining(Ending::Closed))
     }
 
+    /// Whether [`Self::submit`] takes a command now.
+    pub(crate) fn takes(&self, command: &Command) -> bool {
+        self.check(command).is_ok()
+    }
+
     #[inline(always)]
     fn check(&self, command: &Command) -> Result<u32, RejectedReason> {
         if self.is_ending() {

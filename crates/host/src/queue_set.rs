@@ -338,6 +338,11 @@ impl IoQueueSet {
         member.pair.submit(cx, command, user)
     }
 
+    /// Whether the queue at this position takes a command.
+    pub(crate) fn takes(&self, queue: usize, command: &Command) -> bool {
+        self.queues.get(queue).is_some_and(|member| member.pair.takes(command))
+    }
+
     /// Accepts commands for the queue at this position that leave together, from the front of `batch`
     /// ([`QueuePair::submit_batch`]).
     ///

@@ -91,6 +91,7 @@ fn limits_are_set_shown_and_taken_away() {
     daemon.ok(&["qos", "set", "bdev", "m0", "--iops", "500", "--write", "20", "--burst", "100"]);
     daemon.ok(&["qos", "set", "subsys", NQN, "--bandwidth", "300"]);
     daemon.ok(&["qos", "set", "hosts", "tenants", "--host", HOST, "--read", "7"]);
+    daemon.ok(&["qos", "weight", NQN, HOST, "250"]);
     let shown = daemon.ok(&["qos", "ls"]);
     for row in [
         ["bdev", "m0", "500", "-", "-", "20", "100"],
@@ -101,6 +102,11 @@ fn limits_are_set_shown_and_taken_away() {
         let words: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(words[..7], row, "{shown}");
     }
+    let of_weight = shown.lines().find(|line| line.starts_with("weight")).unwrap();
+    let words: Vec<&str> = of_weight.split_whitespace().collect();
+    assert_eq!(words, ["weight", HOST, "-", "-", "-", "-", "-", "250", NQN], "{shown}");
+    let refused = daemon.output(&["qos", "weight", NQN, HOST, "0"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let refused = daemon.output(&["qos", "set", "bdev", "m0", "--iops", "1", "--host", HOST]);
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert!(daemon.refused(&["qos", "set", "bdev", "nobody", "--iops", "1"]).contains("nobody"));
@@ -110,6 +116,7 @@ fn limits_are_set_shown_and_taken_away() {
     for (kind, name) in [("bdev", "m0"), ("subsys", NQN), ("hosts", "tenants")] {
         daemon.ok(&["qos", "rm", kind, name]);
     }
+    daemon.ok(&["qos", "weight", NQN, HOST, "none"]);
     assert_eq!(daemon.json(&["qos", "ls"]), Value::Array(vec![]));
     daemon.ok(&["config", "restore", &saved]);
     assert_eq!(daemon.ok(&["qos", "ls"]), shown);

@@ -26,6 +26,7 @@
 //! | namespaces that hosts make themselves | [`Target::set_pool`], [`Target::remove_pool`]; for a host, [`Target::manage_namespaces`] |
 //! | paths (Asymmetric Namespace Access) | [`Target::set_ana_state`], [`Target::set_ana_group`], [`Target::ana_states`], [`Target::add_subsystem_listener_in`] |
 //! | limits of rates | [`Target::set_namespace_limits`], [`Target::set_subsystem_limits`], [`Target::set_host_limits`] |
+//! | the parts of a full core that hosts get | [`Target::set_host_weight`] |
 //! | discovery | [`Target::add_referral`], [`Target::remove_referral`], [`Target::set_discovery_filter`] |
 //! | who registers with this discovery service | [`Target::set_central`], [`Target::registered`], [`Target::deregister`] |
 //! | which core has an I/O queue | [`Target::set_balancing`], [`Target::move_queue`] |
@@ -112,5 +113,6 @@ pub use raceline_proto::controller::{
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
 pub use records::counters::QueueTotals;
+pub use records::limited::Weight;
 pub use records::placement::PlacementPolicy;
 pub use records::throttle::{DEFAULT_BURST, MAX_BURST, QosLimits, Throttle};

@@ -14,6 +14,7 @@ pub(crate) mod life;
 pub(crate) mod outbox;
 pub(crate) mod poll_group;
 pub(crate) mod range_lock;
+pub(crate) mod shares;
 pub(crate) mod slots;
 pub(crate) mod traveller;
 pub(crate) mod wipe;

@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
+#[path = "common/iscsi.rs"]
+mod initiator_end;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::iscsi::{Heard, INITIATOR, Initiator, TARGET, config as initiator, credentials, rw};
 use common::{config, eventually, namespace, nqn, pattern, ram, subsystem};
+use initiator_end::{Heard, INITIATOR, Initiator, TARGET, config as initiator, credentials, rw};
 use raceline_bdev::{DelayBdev, Delays, SharedBdev};
 use raceline_iscsi::pdu::{
     AsyncEvent, LoginStatus, LogoutResponseCode, TmfFunction, TmfResponseCode,

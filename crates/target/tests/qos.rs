@@ -263,3 +263,36 @@ fn fused_and_other_commands_of_a_limited_namespace_work() {
     assert_eq!(status(&queue.read(1, 1 << 30, 1, BS)), Status::LBA_OUT_OF_RANGE.dnr());
     target.shutdown().unwrap();
 }
+
+#[test]
+fn commands_that_begin_anew_do_not_part_the_halves_of_a_fused_operation() {
+    let (target, _, _admin, mut queue) = start(1);
+    let (old, new) = (pattern(1, 512), pattern(2, 512));
+    let (mut before, mut after) = (&old, &new);
+    assert!(status(&queue.write(2, 0, before, BS)).is_success());
+    for removes in [false, true] {
+        limit(&target, 1, QosLimits { burst: Duration::ZERO, ..ios(1) });
+        let read = block_sqe(io::READ, 1, 0, 1);
+        let reads: Vec<_> =
+            (0..8).map(|_| queue.submit(read, Direction::ControllerToHost, BS)).collect();
+        let compare = Sqe { flags: 1, ..block_sqe(io::COMPARE, 2, 0, 1) };
+        let first = queue.submit_in_capsule(compare, before);
+        std::thread::sleep(Duration::from_millis(50));
+        if removes {
+            target.remove_namespace(&nqn(), NamespaceId(1)).unwrap();
+        } else {
+            limit(&target, 1, ios(1_000_000));
+        }
+        let ends = reads.into_iter().map(|read| status(&queue.wait(read, &[])));
+        let refused = ends.filter(|status| !status.is_success()).count();
+        assert_eq!(refused > 0, removes);
+        let write = Sqe { flags: 2, ..block_sqe(io::WRITE, 2, 0, 1) };
+        let second = queue.submit_in_capsule(write, after);
+        for half in [first, second] {
+            assert_eq!(status(&queue.wait(half, &[])), Status::SUCCESS, "removes: {removes}");
+        }
+        assert_eq!(queue.read(2, 0, 1, BS).data, *after);
+        std::mem::swap(&mut before, &mut after);
+    }
+    target.shutdown().unwrap();
+}

@@ -1,11 +1,14 @@
 //! The commands of simulated hosts: how they are made, and what their results mean for the model.
 
-use raceline_host::{BlockRange, Command, CommandDone, CommandError, Data};
+use raceline_host::{BlockRange, Command, CommandDone, CommandError, Data, Hints};
 use raceline_proto::host::command::deallocate_range;
-use raceline_proto::nvme::{NamespaceId, Status};
+use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::rw::CopyRange;
+use raceline_proto::nvme::{NamespaceId, Sqe, Status};
 use raceline_reactor::IoBuf;
+use zerocopy::IntoBytes as _;
 
-use crate::content::{Place, WriteId, fill, identify};
+use crate::content::{Content, Place, WriteId};
 use crate::model::{Fate, Moment};
 use crate::world::Shared;
 
@@ -35,6 +38,8 @@ pub enum Kind {
     WriteZeroes,
     /// Deallocate.
     Deallocate,
+    /// Copy.
+    Copy,
     /// Flush.
     Flush,
 }
@@ -43,7 +48,8 @@ impl Kind {
     /// Whether it changes blocks.
     #[must_use]
     pub fn writes(self) -> bool {
-        matches!(self, Self::Write { .. } | Self::FusedWrite | Self::WriteZeroes | Self::Deallocate)
+        use Kind::{Copy, Deallocate, FusedWrite, Write, WriteZeroes};
+        matches!(self, Write { .. } | FusedWrite | WriteZeroes | Deallocate | Copy)
     }
 
     /// Whether it, or its other half, changes blocks.
@@ -74,8 +80,14 @@ pub struct Operation {
     pub ranges: Vec<(u64, u64)>,
     /// The id of what it writes.
     pub write: WriteId,
-    /// The content that it, or its other half, expects in each block.
+    /// The value that it, or its other half, expects in each block.
     pub expected: Vec<WriteId>,
+    /// The contents of these values.
+    pub images: Vec<Content>,
+    /// Namespaces, first blocks and numbers of blocks that a Copy reads, in the order in which it writes them.
+    pub sources: Vec<(usize, u64, u64)>,
+    /// The source ranges name their namespaces (format 2h).
+    pub across: bool,
     /// When it was submitted.
     pub begun: Moment,
     /// The other half of a fused operation.
@@ -85,6 +97,32 @@ pub struct Operation {
 }
 
 impl Operation {
+    /// An operation that has not begun.
+    #[must_use]
+    pub fn new(kind: Kind, namespace: usize, ranges: Vec<(u64, u64)>, write: WriteId) -> Self {
+        Self {
+            kind,
+            namespace,
+            ranges,
+            write,
+            expected: Vec::new(),
+            images: Vec::new(),
+            sources: Vec::new(),
+            across: false,
+            begun: 0,
+            partner: None,
+            partner_ok: None,
+        }
+    }
+
+    /// The blocks that a Copy reads, in the order of those that it writes.
+    pub fn source_places(&self) -> impl Iterator<Item = Place> + use<> {
+        let sources = self.sources.clone().into_iter();
+        sources.flat_map(|(namespace, lba, count)| {
+            (lba..lba + count).map(move |lba| Place { namespace, lba })
+        })
+    }
+
     /// Its blocks.
     pub fn places(&self) -> impl Iterator<Item = Place> + use<> {
         let namespace = self.namespace;
@@ -108,7 +146,14 @@ impl Operation {
             for (index, place) in self.places().enumerate() {
                 let replaced = self.expected.get(index).copied();
                 shared.model.begin_write(place, self.write, self.begun, replaced)?;
+                if self.kind == Kind::Copy {
+                    // It may find zeroes.
+                    shared.model.begin_write(place, WriteId::ZEROES, self.begun, None)?;
+                }
             }
+        }
+        if self.kind == Kind::Copy {
+            shared.copies.begin(self);
         }
         Ok(())
     }
@@ -151,9 +196,35 @@ impl Operation {
                 let command = Command::deallocate(nsid, IoBuf::from_slice(&ranges).share());
                 command.ok_or("impossible ranges")?
             }
+            Kind::Copy => self.copy(nsid),
             Kind::Flush => Command::flush(nsid),
         };
         Ok(command)
+    }
+
+    fn copy(&self, nsid: NamespaceId) -> Command {
+        let range = |&(namespace, lba, count): &(usize, u64, u64)| CopyRange {
+            snsid: if self.across { nsid_of(namespace).0 } else { 0 }.into(),
+            slba: lba.into(),
+            nlb: u16::try_from(count - 1).unwrap_or(u16::MAX).into(),
+            ..CopyRange::default()
+        };
+        let ranges: Vec<CopyRange> = self.sources.iter().map(range).collect();
+        let sdlba = self.ranges.first().map_or(0, |&(lba, _)| lba);
+        let [low, high] = [sdlba & u64::from(u32::MAX), sdlba >> 32]
+            .map(|half| u32::try_from(half).unwrap_or(u32::MAX));
+        let last = u32::try_from(ranges.len()).unwrap_or(1) - 1;
+        let format = if self.across { 2 << 8 } else { 0 };
+        let sqe = Sqe {
+            opc: io::COPY,
+            nsid: nsid.0.into(),
+            cdw10: low.into(),
+            cdw11: high.into(),
+            cdw12: (last | format).into(),
+            ..Sqe::default()
+        };
+        let data = Data::Write(IoBuf::from_slice(ranges.as_bytes()).share());
+        Command { sqe, data, hints: Hints::default() }
     }
 
     fn len(&self, block_size: usize) -> usize {
@@ -166,8 +237,9 @@ impl Operation {
         for (index, (block, place)) in
             buf.chunks_exact_mut(block_size).zip(self.places()).enumerate()
         {
-            let id = if self.kind.compares() { self.expected[index] } else { self.write };
-            fill(block, place, id);
+            let written = Content::new(place, self.write);
+            let content = if self.kind.compares() { self.images[index] } else { written };
+            content.fill(block);
         }
         buf.share()
     }
@@ -192,8 +264,22 @@ impl Operation {
         if !self.kind.writes() {
             return Ok(());
         }
-        for place in self.places() {
+        let zeroes = if self.kind == Kind::Copy {
+            let places: Vec<Place> = self.places().collect();
+            shared.copies.end((self.write, &places), fate, &mut shared.model)?
+        } else {
+            Vec::new()
+        };
+        for (index, place) in self.places().enumerate() {
             shared.model.end_write(place, self.write, self.begun, fate)?;
+            if let Some(&may_be_zeroes) = zeroes.get(index) {
+                let fate = match fate {
+                    Fate::Unknown => Fate::Unknown,
+                    Fate::Done | Fate::Maybe if may_be_zeroes => Fate::Maybe,
+                    _ => Fate::Refused,
+                };
+                shared.model.end_write(place, WriteId::ZEROES, self.begun, fate)?;
+            }
             shared.model.forget(place, shared.oldest.min(self.begun))?;
         }
         if fate == Fate::Unknown {
@@ -214,7 +300,11 @@ impl Operation {
                 }
                 Ok(())
             }
-            _ => self.decide(Fate::Done, shared),
+            _ => {
+                shared.totals.copies += u64::from(self.kind == Kind::Copy);
+                shared.totals.copies_across += u64::from(self.across);
+                self.decide(Fate::Done, shared)
+            }
         }
     }
 
@@ -225,7 +315,7 @@ impl Operation {
             return Err(format!("a buffer of {} bytes came back", buf.len()));
         }
         for (block, place) in buf.chunks_exact(block_size).zip(self.places()) {
-            match identify(block, place) {
+            match shared.copies.identify(block, place, &mut shared.model)? {
                 Some(id) => shared.model.saw(place, id, self.begun)?,
                 None => self.check_torn(block, place, shared)?,
             }
@@ -236,11 +326,11 @@ impl Operation {
     /// A block that matches no write as a whole. Only memory that is sent in place while others write to it
     /// may look like this, and then each byte must come from a possible write.
     fn check_torn(&self, block: &[u8], place: Place, shared: &mut Shared) -> Result<(), String> {
-        let candidates = shared.model.candidates(place, self.begun)?;
+        let candidates = shared.copies.contents(place, self.begun, &mut shared.model)?;
         let mut image = vec![0; block.len()];
         let mut explained = vec![false; block.len()];
-        for &id in &candidates {
-            fill(&mut image, place, id);
+        for content in &candidates {
+            content.fill(&mut image);
             for (explained, (byte, image)) in explained.iter_mut().zip(block.iter().zip(&image)) {
                 *explained |= byte == image;
             }
@@ -270,12 +360,18 @@ impl Operation {
         let unexcused = if same(Status::COMPARE_FAILURE) && self.kind.compares() {
             return self.differed(shared);
         } else if same(Status::INVALID_NAMESPACE) {
-            !shared.was_absent(self.namespace, self.begun)
+            let mut all = self.sources.iter().map(|source| source.0).chain([self.namespace]);
+            !all.any(|namespace| shared.was_absent(namespace, self.begun))
+        } else if same(Status::INVALID_FIELD) && self.across {
+            // A controller takes such ranges once its host has enabled them, which only that of the first path knows.
+            let all_know = !shared.is_starting() && !shared.plan.has_two_paths();
+            all_know && !shared.had_losses()
         } else if same(Status::INVALID_FIELD) && self.kind.is_fused() {
             // The namespace was replaced between the halves.
             !shared.was_absent(self.namespace, self.begun)
         } else if same(Status::UNRECOVERED_READ_ERROR) {
-            self.kind.writes() || self.kind == Kind::Flush || !device_may_fail
+            let reads = !self.kind.writes() || self.kind == Kind::Copy;
+            !reads || self.kind == Kind::Flush || !device_may_fail
         } else if same(Status::COMMAND_INTERRUPTED) || same(Status::INTERNAL) {
             !device_may_fail
         } else if device.into_iter().any(same) {
@@ -298,6 +394,7 @@ impl Operation {
         // Some ranges of a Deallocate may have been released before another failed. A device that takes
         // blocks as they come may have some blocks of a Write before its namespace is removed.
         let partial = self.kind == Kind::Deallocate && self.ranges.len() > 1
+            || self.kind == Kind::Copy
             || matches!(self.kind, Kind::Write { .. }) && shared.plan.is_prompt();
         self.decide(if partial { Fate::Maybe } else { Fate::Refused }, shared)
     }

@@ -35,6 +35,34 @@ impl fmt::Display for Place {
     }
 }
 
+/// The bytes of a block: which write made them, and where that write put them. Copies take them elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Content {
+    /// The block that was written.
+    pub origin: Place,
+    /// The write.
+    pub write: WriteId,
+}
+
+impl Content {
+    /// What a write puts into a block.
+    #[must_use]
+    pub fn new(origin: Place, write: WriteId) -> Self {
+        Self { origin, write }
+    }
+
+    /// Whether they are zeroes, which are the same everywhere.
+    #[must_use]
+    pub fn is_zeroes(&self) -> bool {
+        self.write == WriteId::ZEROES
+    }
+
+    /// Fills one block.
+    pub fn fill(&self, block: &mut [u8]) {
+        fill(block, self.origin, self.write);
+    }
+}
+
 /// Bytes of a word of a block.
 const WORD_BYTES: usize = 8;
 

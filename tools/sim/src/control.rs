@@ -87,6 +87,11 @@ impl SimTarget {
         if let Some(limits) = plan.limits {
             simulated.limit(limits)?;
         }
+        if plan.weight.is_some() {
+            let (nqn, host, weight) = (simulated.nqn.clone(), secrets::host_nqn(0)?, plan.weight);
+            simulated
+                .call(&[Step::All], move |target| target.set_host_weight(&nqn, &host, weight))?;
+        }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let steps = [Step::First, Step::All];
         for _ in 0..if plan.has_two_paths() { 2 } else { 1 } {

@@ -85,7 +85,8 @@ pub struct FaultyBdev {
     inner: SharedBdev,
     faults: Arc<Faults>,
     seed: u64,
-    /// Reads are copied into buffers instead of being sent from the device's memory.
+    /// Reads are copied into buffers instead of being sent from the device's memory, and ranges are not copied by the
+    /// device.
     copy_reads: bool,
     /// Reads and writes that need no request are done without one, and without faults.
     prompt: bool,
@@ -115,7 +116,11 @@ impl FaultyBdev {
 impl Bdev for FaultyBdev {
     fn info(&self) -> BdevInfo {
         let info = self.inner.info();
-        BdevInfo { reads_in_place: info.reads_in_place && !self.copy_reads, ..info }
+        BdevInfo {
+            reads_in_place: info.reads_in_place && !self.copy_reads,
+            copies: info.copies && !self.copy_reads,
+            ..info
+        }
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>> {

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_host::{
-    BackoffConfig, CommandDone, ControllerEvent, CredentialStore, HostConfig, MultipathConfig,
-    PathAddress, PathEvent, PathSet, PathSetEvent, Paths, QueueCounters,
+    BackoffConfig, Command, CommandDone, ControllerEvent, CredentialStore, Data, Hints, HostConfig,
+    MultipathConfig, PathAddress, PathEvent, PathSet, PathSetEvent, Paths, QueueCounters,
 };
-use raceline_proto::nvme::{HostId, Nqn};
-use raceline_reactor::{BufferPool, Completion, Context, Io, PoolConfig, Token, Wait};
+use raceline_proto::nvme::feature::{COPY_FORMAT_2_ENABLED, HOST_BEHAVIOR_LEN, fid};
+use raceline_proto::nvme::opcode::admin;
+use raceline_proto::nvme::{HostId, Nqn, Sqe};
+use raceline_reactor::{BufferPool, Completion, Context, Io, IoBuf, PoolConfig, Token, Wait};
 
 use crate::command::{Kind, Operation};
-use crate::content::{Place, WriteId};
+use crate::content::{Content, Place, WriteId};
 use crate::link::FaultIo;
 use crate::model::Fate;
 use crate::plan::HostPlan;
@@ -28,8 +30,12 @@ const POOL: &[(usize, usize)] = &[(128 << 10, 2)];
 const VERIFY_BLOCKS: u64 = 8;
 /// Blocks of a fused operation.
 const FUSED_BLOCKS: u64 = 4;
+/// Most ranges of one Copy.
+const COPY_RANGES: u64 = 3;
 /// Most ranges of one Deallocate.
 const DEALLOCATE_RANGES: u64 = 3;
+/// Names the command that says what the host can do.
+const BEHAVIOR: u64 = 0;
 /// Blocks that get most commands when there is a hot spot.
 const HOT_BLOCKS: u64 = 12;
 
@@ -59,6 +65,7 @@ pub struct Host {
     queues: PathSet,
     operations: BTreeMap<u64, Operation>,
     was_up: bool,
+    has_greeted: bool,
     /// It got a request outside of a turn.
     awake: bool,
 }
@@ -127,6 +134,7 @@ impl Host {
             queues,
             operations: BTreeMap::new(),
             was_up: false,
+            has_greeted: false,
             awake: true,
         })
     }
@@ -161,6 +169,11 @@ impl Host {
         }
         self.completions = completions;
         self.handle_events(shared)?;
+        while let Some(done) = self.paths.poll_done() {
+            if done.user == BEHAVIOR && done.result.is_ok() {
+                shared.greeted += usize::from(!std::mem::replace(&mut self.has_greeted, true));
+            }
+        }
         while let Some((queue, done)) = self.queues.poll_done() {
             self.end(queue, &done, shared)?;
         }
@@ -256,6 +269,10 @@ impl Host {
                     shared.totals.reconnects +=
                         u64::from(std::mem::replace(&mut self.was_up, true));
                     self.queues.handle_up(&mut cx, path, &association);
+                    // The first path that is up: the other controller may never learn of it.
+                    if let Err(rejected) = self.paths.submit(&mut cx, host_behavior(), BEHAVIOR) {
+                        shared.note(format_args!("host {index}: {}", rejected.reason));
+                    }
                 }
                 ControllerEvent::Down(error) => {
                     shared.note(format_args!("host {index} is down by path {path}: {error}"));
@@ -332,7 +349,7 @@ impl Host {
                 }
             };
             let Some(operation) = operation else { return Ok(()) };
-            if !shared.may_begin(&operation) {
+            if !shared.may_begin(&operation)? {
                 continue;
             }
             if operation.kind == Kind::FusedCompare {
@@ -397,6 +414,19 @@ impl Host {
     }
 }
 
+/// Host Behavior Support: the host uses source ranges of Copy that name their namespaces.
+fn host_behavior() -> Command {
+    let mut page = [0; HOST_BEHAVIOR_LEN];
+    page[4..6].copy_from_slice(&COPY_FORMAT_2_ENABLED.to_le_bytes());
+    let sqe = Sqe {
+        opc: admin::SET_FEATURES,
+        cdw10: u32::from(fid::HOST_BEHAVIOR).into(),
+        ..Sqe::default()
+    };
+    let data = Data::Write(IoBuf::from_slice(&page).share());
+    Command { sqe, data, hints: Hints::default() }
+}
+
 /// A connection is lost: checks that there is a reason.
 fn lost(shared: &mut Shared, error: &raceline_host::HostError) -> Result<(), String> {
     shared.losses += 1;
@@ -415,12 +445,7 @@ fn next_verification(shared: &mut Shared) -> Option<Operation> {
         count += 1;
     }
     let ranges = vec![(lba, count)];
-    Some(operation(Kind::Read, namespace, ranges, WriteId::ZEROES))
-}
-
-fn operation(kind: Kind, namespace: usize, ranges: Vec<(u64, u64)>, write: WriteId) -> Operation {
-    let (expected, partner) = (Vec::new(), None);
-    Operation { kind, namespace, ranges, write, expected, begun: 0, partner, partner_ok: None }
+    Some(Operation::new(Kind::Read, namespace, ranges, WriteId::ZEROES))
 }
 
 fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
@@ -434,6 +459,7 @@ fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
         (mix.fused, Kind::FusedCompare),
         (mix.write_zeroes, Kind::WriteZeroes),
         (mix.deallocate, Kind::Deallocate),
+        (mix.copy, Kind::Copy),
         (mix.flush, Kind::Flush),
     ];
     let mut dice = shared.below(weights.iter().map(|(weight, _)| weight).sum());
@@ -445,6 +471,9 @@ fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
         }
         dice -= weight;
     }
+    if chosen == Kind::Copy {
+        return Ok(random_copy(shared, namespace));
+    }
     let most = if chosen == Kind::FusedCompare { FUSED_BLOCKS } else { u64::MAX };
     let ranges = match chosen {
         Kind::Flush => Vec::new(),
@@ -455,28 +484,62 @@ fn random_operation(shared: &mut Shared) -> Result<Operation, String> {
         Kind::Write { .. } => shared.next_write(),
         _ => WriteId::ZEROES,
     };
-    let mut operation = operation(chosen, namespace, ranges, write);
+    let mut operation = Operation::new(chosen, namespace, ranges, write);
     if chosen.compares() {
-        operation.expected = expectation(&operation, shared)?;
+        expect(&mut operation, shared)?;
     }
     Ok(operation)
 }
 
-/// The contents that a comparison expects: mostly contents that are there.
-fn expectation(operation: &Operation, shared: &mut Shared) -> Result<Vec<WriteId>, String> {
+/// Chooses what a comparison expects: mostly contents that are there.
+fn expect(operation: &mut Operation, shared: &mut Shared) -> Result<(), String> {
     let wrong = shared.below(5) == 0;
-    let mut expected = Vec::new();
     for place in operation.places() {
         let now = shared.model.tick();
-        let candidates = shared.model.candidates(place, now)?;
-        let pick = shared.pick(candidates.len());
-        expected.push(candidates.get(pick).copied().unwrap_or(WriteId::ZEROES));
+        let mut known = Vec::new();
+        for write in shared.model.candidates(place, now)? {
+            let content = shared.copies.only_content(place, write);
+            known.extend(content.map(|content| (write, content)));
+        }
+        let pick = shared.pick(known.len().max(1));
+        let guess = (WriteId::ZEROES, Content::new(place, WriteId::ZEROES));
+        let (write, content) = known.get(pick).copied().unwrap_or(guess);
+        operation.expected.push(write);
+        operation.images.push(content);
     }
     if wrong {
-        let at = shared.pick(expected.len());
-        expected[at] = WriteId(u64::MAX - shared.below(9));
+        let at = shared.pick(operation.expected.len());
+        let write = WriteId(u64::MAX - shared.below(9));
+        operation.expected[at] = write;
+        operation.images[at].write = write;
     }
-    Ok(expected)
+    Ok(())
+}
+
+/// A Copy of up to three ranges, from this namespace or from several. No range overlaps with what is written.
+fn random_copy(shared: &mut Shared, namespace: usize) -> Operation {
+    let across = shared.below(2) == 0;
+    let block_size = shared.plan.block_sizes[namespace];
+    let alike = |&other: &usize| shared.plan.block_sizes[other] == block_size;
+    let namespaces: Vec<usize> = match across {
+        true => (0..shared.plan.block_sizes.len()).filter(alike).collect(),
+        false => vec![namespace],
+    };
+    // What is written is in one half of the blocks, what is read in the other one.
+    let half = shared.plan.block_count / 2;
+    let (reads_at, writes_at) = if shared.below(2) == 0 { (0, half) } else { (half, 0) };
+    let share = half.min(shared.plan.max_blocks) / COPY_RANGES;
+    let mut sources = Vec::new();
+    for _ in 0..1 + shared.below(COPY_RANGES) {
+        let count = 1 + shared.below(share.clamp(1, 8));
+        let from = namespaces[shared.pick(namespaces.len())];
+        sources.push((from, reads_at + shared.below(half - count + 1), count));
+    }
+    let total = sources.iter().map(|(_, _, count)| count).sum();
+    let to = writes_at + shared.below(half - total + 1);
+    let write = shared.next_write();
+    let ranges = vec![(to, total)];
+    Operation { sources, across, ..Operation::new(Kind::Copy, namespace, ranges, write) }
 }
 
 fn random_range(shared: &mut Shared, most: u64) -> (u64, u64) {

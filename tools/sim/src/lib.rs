@@ -6,9 +6,11 @@
 //! which everything must recover, a verification of all blocks, a rest, and a regular end after
 //! which the target must be as empty as it was.
 
+pub mod campaign;
 pub mod command;
 pub mod content;
 pub mod control;
+pub mod copies;
 pub mod device;
 pub mod fencing;
 pub mod host;

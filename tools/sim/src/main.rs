@@ -1,10 +1,11 @@
 //! Runs simulations of host and target: many seeds, or one again.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use clap::Parser;
-use sim::{DEFAULT_COMMANDS, Plan, SEEDS_FOR_ALL, Totals, run};
+use clap::{Parser, ValueEnum as _};
+use sim::campaign::{Campaign, Findings, Scenario};
+use sim::{DEFAULT_COMMANDS, SEEDS_FOR_ALL, Totals};
 
 /// Runs the production host against the production target in virtual time.
 #[derive(Parser)]
@@ -19,6 +20,18 @@ struct Arguments {
     /// Just this seed, as a failure printed it.
     #[arg(long)]
     seed: Option<u64>,
+    /// What is run with each seed.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "one-path")]
+    scenario: Vec<Scenario>,
+    /// Every scenario with each seed: also lost paths, dead targets and late writes.
+    #[arg(long, conflicts_with = "scenario")]
+    all: bool,
+    /// Threads [default: one for each core].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Begin no further run after so many minutes.
+    #[arg(long, value_name = "N")]
+    minutes: Option<u64>,
     /// Commands of each run.
     #[arg(long, default_value_t = DEFAULT_COMMANDS, value_parser = clap::value_parser!(u64).range(1..))]
     commands: u64,
@@ -38,61 +51,69 @@ fn main() -> ExitCode {
             .with_writer(std::io::stderr)
             .init();
     }
-    let seeds = match arguments.seed {
-        Some(seed) => seed..seed + 1,
-        None => arguments.first..arguments.first.saturating_add(arguments.seeds),
-    };
+    let campaign = campaign(&arguments);
     let begun = Instant::now();
-    let mut totals = Totals::default();
-    let mut failed = Vec::new();
-    let mut count = 0;
-    for seed in seeds {
-        let started = Instant::now();
-        match run(Plan::new(seed, arguments.commands)) {
-            Ok(run) => {
-                if arguments.verbose > 0 {
-                    println!("seed {seed}: {:.2} s, {run:?}", started.elapsed().as_secs_f64());
-                }
-                totals.add(&run);
+    let each = |seed: u64, scenario: Scenario, result: &Result<Totals, String>, took: Duration| {
+        let name = scenario.name();
+        match result {
+            Ok(run) if arguments.verbose > 0 => {
+                println!("seed {seed}, {name}: {:.2} s, {run:?}", took.as_secs_f64());
             }
-            Err(failure) => {
-                if arguments.keep_going {
-                    println!("seed {seed} failed: {}", failure.what);
-                } else {
-                    println!("{failure}");
-                }
-                failed.push(seed);
+            Ok(_) => {}
+            Err(what) if arguments.keep_going => {
+                println!("seed {seed}, {name} failed: {}", what.lines().next().unwrap_or_default());
             }
+            Err(what) => println!("{what}"),
         }
-        count += 1;
-        if !failed.is_empty() && !arguments.keep_going {
-            break;
-        }
-    }
-    println!("{}", summary(count, &totals, begun.elapsed().as_secs_f64()));
+    };
+    let findings = campaign.run(each, |progress| println!("{progress}"));
+    let Findings { totals, seeds, runs, failed } = &findings;
+    println!("{}", summary((*seeds, *runs), totals, begun.elapsed().as_secs_f64()));
     for (path, count) in totals.paths.taken().filter(|_| arguments.verbose > 0) {
         println!("{count:>12}  {path}");
     }
-    let enough = count >= SEEDS_FOR_ALL;
+    let enough = *seeds >= SEEDS_FOR_ALL && campaign.scenarios.contains(&Scenario::OnePath);
     let missed: Vec<&str> = totals.paths.missed().filter(|_| enough).collect();
     for path in &missed {
         println!("no seed has taken this way: {path}");
     }
-    if failed.is_empty() && missed.is_empty() {
-        return ExitCode::SUCCESS;
+    for (seed, scenario, _) in failed {
+        println!("failed: {}", scenario.repeat(*seed, arguments.commands));
     }
-    println!("failed: {failed:?}");
-    ExitCode::FAILURE
+    if failed.is_empty() && missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn campaign(arguments: &Arguments) -> Campaign {
+    let (first, seeds) = match arguments.seed {
+        Some(seed) => (seed, 1),
+        None => (arguments.first, arguments.seeds),
+    };
+    let mut scenarios = arguments.scenario.clone();
+    if arguments.all {
+        scenarios = Scenario::value_variants().to_vec();
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Campaign {
+        first,
+        seeds,
+        scenarios,
+        commands: arguments.commands,
+        jobs: arguments.jobs.map_or(cores, usize::from),
+        time: arguments.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
+        keep_going: arguments.keep_going,
+    }
 }
 
 /// All of it in one line.
-fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
+fn summary((seeds, runs): (u64, u64), totals: &Totals, wall_s: f64) -> String {
     let Totals {
         commands,
         reads,
         r2t_writes,
         in_capsule_writes,
         fused,
+        copies,
+        copies_across,
         failures,
         miscompares,
         unknown_fates,
@@ -112,8 +133,8 @@ fn summary(seeds: u64, totals: &Totals, wall_s: f64) -> String {
     } = totals;
     let simulated = simulated.as_secs_f64();
     format!(
-        "sim: {seeds} seeds, {commands} commands ({reads} reads, {r2t_writes} writes by R2T, \
-         {in_capsule_writes} in capsule, {fused} fused), {simulated:.0} s simulated in {wall_s:.1} s, \
+        "sim: {seeds} seeds, {runs} runs, {commands} commands ({reads} reads, {r2t_writes} writes by R2T, \
+         {in_capsule_writes} in capsule, {fused} fused, {copies} copies of which {copies_across} name namespaces), {simulated:.0} s simulated in {wall_s:.1} s, \
          {faults} faults, {reconnects} reconnects, {unknown_fates} unknown fates, {failures} error \
          statuses ({miscompares} miscompares), {flips} bits flipped, {digest_errors} data digest \
          errors, {device_errors} device errors, {buffer_waits} buffer waits, {throttled} held up by \

@@ -7,6 +7,7 @@ use raceline_reactor::SimConfig;
 use raceline_reactor::sim::Random;
 use raceline_target::{
     DEFAULT_BURST, DEFAULT_PASS_BYTES, MIN_PASS_BYTES, PreConnectLimits, QosLimits, TargetConfig,
+    Weight,
 };
 
 use crate::device::Lie;
@@ -69,6 +70,8 @@ pub struct Mix {
     pub write_zeroes: u64,
     /// Deallocate.
     pub deallocate: u64,
+    /// Copies.
+    pub copy: u64,
     /// Flushes.
     pub flush: u64,
 }
@@ -132,6 +135,8 @@ pub struct Plan {
     pub moves: u32,
     /// Limits of the first namespace, and of the first host; `None`: there are none.
     pub limits: Option<QosLimits>,
+    /// The weight of the first host; `None`: no host has one.
+    pub weight: Option<Weight>,
     /// The device lies: a test of the checker.
     pub lie: Option<Lie>,
 }
@@ -171,11 +176,12 @@ impl Plan {
                 Duration::from_millis(5),
             ]),
             copy_reads: dice.chance(2, 3),
-            mix: dice.mix(),
+            mix: Mix { copy: Dice(Random::new(seed ^ 0xc0b1e5)).copies(), ..dice.mix() },
             faults,
             reauthenticate_after: dice.reauthenticate_after(slow),
             moves: dice.moves(),
             limits: dice.limits(slow),
+            weight: Dice(Random::new(seed ^ 0x3e16)).weight(),
             lie: None,
         }
     }
@@ -331,6 +337,17 @@ impl Dice {
         (self.chance(1, 3) && !slow && !limits.is_unlimited()).then_some(limits)
     }
 
+    /// Apart from the rest, as the copies.
+    fn weight(&mut self) -> Option<Weight> {
+        let some = [1, 100, Weight::MAX].map(Weight::new);
+        if self.chance(1, 2) { self.of(&some) } else { None }
+    }
+
+    /// Apart from the rest, so that a seed decides all else as before there were copies.
+    fn copies(&mut self) -> u64 {
+        if self.chance(3, 4) { self.between(1, 4) } else { 0 }
+    }
+
     fn mix(&mut self) -> Mix {
         let mut weight = |most| if self.chance(3, 4) { self.between(0, most) } else { 0 };
         Mix {
@@ -338,6 +355,7 @@ impl Dice {
             fused: weight(4),
             write_zeroes: weight(3),
             deallocate: weight(3),
+            copy: 0,
             flush: weight(2),
             read: 4 + weight(8),
             write: 4 + weight(8),

@@ -10,9 +10,10 @@ use std::time::Duration;
 use raceline_host::QueueCounters;
 use raceline_reactor::sim::Random;
 
-use crate::command::Operation;
+use crate::command::{Kind, Operation};
 use crate::content::{Place, WriteId};
-use crate::model::{Model, Moment};
+use crate::copies::Copies;
+use crate::model::{Fate, Model, Moment};
 use crate::paths::Paths;
 use crate::plan::Plan;
 
@@ -32,6 +33,10 @@ pub struct Totals {
     pub in_capsule_writes: u64,
     /// Fused pairs.
     pub fused: u64,
+    /// Copies that succeeded.
+    pub copies: u64,
+    /// Those among them whose ranges name their namespaces.
+    pub copies_across: u64,
     /// Commands that ended with an error status.
     pub failures: u64,
     /// Comparisons that found a difference.
@@ -76,6 +81,8 @@ impl Totals {
         self.r2t_writes += other.r2t_writes;
         self.in_capsule_writes += other.in_capsule_writes;
         self.fused += other.fused;
+        self.copies += other.copies;
+        self.copies_across += other.copies_across;
         self.failures += other.failures;
         self.miscompares += other.miscompares;
         self.unknown_fates += other.unknown_fates;
@@ -143,6 +150,7 @@ struct Ghost {
     places: Vec<Place>,
     write: WriteId,
     begun: Moment,
+    is_copy: bool,
 }
 
 /// Shared by all parts of one run.
@@ -151,6 +159,8 @@ pub struct Shared {
     pub plan: Plan,
     /// The checker.
     pub model: Model,
+    /// What copies may have brought.
+    pub copies: Copies,
     /// The source of randomness.
     pub random: Random,
     /// Counts.
@@ -173,6 +183,8 @@ pub struct Shared {
     pub losses: u64,
     /// Losses are allowed.
     pub losses_excused: bool,
+    /// Hosts whose first controllers know what they can do.
+    pub greeted: usize,
     /// The beginning of the oldest command outstanding.
     pub oldest: Moment,
     /// Virtual time.
@@ -194,6 +206,7 @@ impl Shared {
         let count = plan.block_sizes.len();
         Self {
             model: Model::new(&vec![plan.block_count; count]),
+            copies: Copies::default(),
             random: Random::new(plan.seed),
             totals: Totals::default(),
             queue_counters: Vec::new(),
@@ -205,6 +218,7 @@ impl Shared {
             namespaces: vec![Presence::default(); count],
             losses: 0,
             losses_excused: true,
+            greeted: 0,
             oldest: 0,
             now: Duration::ZERO,
             busy: BTreeSet::new(),
@@ -239,9 +253,15 @@ impl Shared {
     }
 
     /// Whether a command may begin: no other one is writing its blocks, where that matters.
-    #[must_use]
-    pub fn may_begin(&self, operation: &Operation) -> bool {
-        !operation.kind.claims() || !operation.places().any(|place| self.busy.contains(&place))
+    ///
+    /// # Errors
+    /// When a place does not exist.
+    pub fn may_begin(&mut self, operation: &Operation) -> Result<bool, String> {
+        if operation.kind == Kind::Copy && !self.copies.may_begin(operation, &mut self.model)? {
+            return Ok(false);
+        }
+        let claims = operation.kind.claims();
+        Ok(!claims || !operation.places().any(|place| self.busy.contains(&place)))
     }
 
     /// A command that writes begins, or has ended.
@@ -286,6 +306,12 @@ impl Shared {
         presence.absent || presence.absent_at > since
     }
 
+    /// Whether hosts may not have told their first controllers yet what they can do.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        self.greeted < self.plan.hosts.len()
+    }
+
     /// Whether connections have been lost.
     #[must_use]
     pub fn had_losses(&self) -> bool {
@@ -300,6 +326,7 @@ impl Shared {
                 places: operation.places().collect(),
                 write: operation.write,
                 begun: operation.begun,
+                is_copy: operation.kind == Kind::Copy,
             });
         }
     }
@@ -311,8 +338,15 @@ impl Shared {
     pub fn settle_ghosts(&mut self) -> Result<(), String> {
         while let Some(ghost) = self.ghosts.pop_front_if(|ghost| ghost.until <= self.now) {
             self.model.tick();
+            if ghost.is_copy {
+                let copy = (ghost.write, &ghost.places[..]);
+                self.copies.end(copy, Fate::Maybe, &mut self.model)?;
+            }
             for place in ghost.places {
                 self.model.settle(place, ghost.write, ghost.begun)?;
+                if ghost.is_copy {
+                    self.model.settle(place, WriteId::ZEROES, ghost.begun)?;
+                }
             }
         }
         Ok(())

@@ -19,6 +19,8 @@ fn seeds_pass_and_cover_what_they_are_for() {
         ("writes by R2T", totals.r2t_writes),
         ("writes in capsules", totals.in_capsule_writes),
         ("fused pairs", totals.fused),
+        ("copies", totals.copies),
+        ("copies whose ranges name namespaces", totals.copies_across),
         ("miscompares", totals.miscompares),
         ("unknown fates", totals.unknown_fates),
         ("reconnects", totals.reconnects),

@@ -44,6 +44,10 @@ const TEST_LIMIT_S: u64 = 1200;
 const SIM_SEEDS: u64 = 200;
 /// Time for one run of the simulator, in seconds.
 const SIM_LIMIT_S: u64 = 1200;
+/// Seeds above which a run of the simulator is a campaign.
+const SIM_MANY: u64 = 1000;
+/// Time for a campaign, in seconds: a week.
+const CAMPAIGN_LIMIT_S: u64 = 7 * 24 * 3600;
 /// Time that each fuzz target gets within `cargo xtask test`, in seconds.
 const FUZZ_SECONDS: u64 = 30;
 
@@ -395,6 +399,10 @@ fn unit(tree: &Tree) -> Result<Outcome> {
 
 fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
     let args = ["run", "--quiet", "--release", "--package", "sim", "--"];
-    Task::new("cargo").args(args).args(words).dir(&tree.root).limit(SIM_LIMIT_S).echo().check()?;
+    // A campaign takes as long as its seeds do, or as `--minutes` says.
+    let seeds = words.iter().skip_while(|word| *word != "--seeds").nth(1);
+    let many = seeds.and_then(|seeds| seeds.parse().ok()).is_some_and(|n: u64| n > SIM_MANY);
+    let limit_s = if many { CAMPAIGN_LIMIT_S } else { SIM_LIMIT_S };
+    Task::new("cargo").args(args).args(words).dir(&tree.root).limit(limit_s).echo().check()?;
     Ok(Outcome::Passed(words.join(" ")))
 }

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, QosLimits, Security, Target};
+use raceline_target::{ListenerAna, QosLimits, Security, Target, Weight};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -159,6 +159,8 @@ pub struct Subsystem {
     pub pool: Option<Pool>,
     /// The limits of all commands for it together.
     pub limits: QosLimits,
+    /// The hosts that have a weight.
+    pub weights: BTreeMap<Nqn, Weight>,
 }
 
 /// The options of a subsystem, by SPDK's names.

@@ -1,9 +1,9 @@
-//! Limits of rates: of devices, of subsystems, and of hosts alone or in groups.
+//! Limits of rates: of devices, of subsystems, and of hosts alone or in groups; and weights of hosts.
 
 use std::time::Duration;
 
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_target::{MAX_BURST, QosLimits, Target};
+use raceline_target::{MAX_BURST, QosLimits, Target, Weight};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -255,6 +255,51 @@ impl Change<'_> {
         } else {
             self.put_of_target(key, target, "nvmf_host_set_qos_limit", params);
         }
+        Ok(())
+    }
+
+    /// Sets the weight of a host in a subsystem; `None`: it has none. The host need not be on the subsystem's list.
+    ///
+    /// # Errors
+    /// When there is no such subsystem, or the number is not from 1 to [`Weight::MAX`].
+    pub fn set_host_weight(
+        &mut self,
+        target: &str,
+        nqn: &Nqn,
+        host: &Nqn,
+        weight: Option<u64>,
+    ) -> Result<(), ManagerError> {
+        let parse = |number: u64| {
+            u16::try_from(number).ok().and_then(Weight::new).ok_or_else(|| {
+                ManagerError::Invalid(format!("weight is {number}: from 1 to {}", Weight::MAX))
+            })
+        };
+        let weight = weight.map(parse).transpose()?;
+        let cores = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            found.subsystem(nqn)?;
+            found.cores()
+        };
+        if let Some(cores) = cores {
+            cores.set_host_weight(nqn, host, weight)?;
+        }
+        let key = Key::new(&["nvmf", target, "subsystem", nqn.as_str(), "weight", host.as_str()]);
+        if let Some(weight) = weight {
+            let mut params = Map::new();
+            params.insert("nqn".to_owned(), nqn.as_str().into());
+            params.insert("host".to_owned(), host.as_str().into());
+            params.insert("weight".to_owned(), weight.get().into());
+            self.put_of_target(key, target, "nvmf_subsystem_set_host_weight", params);
+        } else {
+            self.remove(key);
+        }
+        let mut model = self.model_mut();
+        let weights = &mut model.nvmf.target_mut(target)?.subsystem_mut(nqn)?.weights;
+        match weight {
+            Some(weight) => weights.insert(host.clone(), weight),
+            None => weights.remove(host),
+        };
         Ok(())
     }
 

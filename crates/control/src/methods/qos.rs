@@ -1,4 +1,4 @@
-//! Limits of rates: `bdev_set_qos_limit`, and of subsystems and hosts, for which SPDK has none.
+//! Limits of rates: `bdev_set_qos_limit`, and of subsystems and hosts, for which SPDK has none; and weights of hosts.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,6 +13,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("set_bdev_qos_limit", "bdev_set_qos_limit");
     registry.change("nvmf_subsystem_set_qos_limit", States::Runtime, set_subsystem);
     registry.change("nvmf_host_set_qos_limit", States::Runtime, set_hosts);
+    registry.change("nvmf_subsystem_set_host_weight", States::Runtime, set_weight);
     registry.read("nvmf_get_qos_limits", States::Runtime, get);
 }
 
@@ -87,7 +88,28 @@ fn set_hosts(call: &Call<'_>, params: OfHosts) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// Everything that has limits.
+/// `weight` left out takes the weight away.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfHost {
+    nqn: String,
+    host: String,
+    weight: Option<u64>,
+    tgt_name: Option<String>,
+}
+
+fn set_weight(call: &Call<'_>, params: OfHost) -> Result<bool, RpcError> {
+    let target = super::nvmf::target_name(params.tgt_name);
+    super::nvmf::check_target(call.manager, &target)?;
+    let nqn = super::nvmf::nqn(&params.nqn)?;
+    let host = super::nvmf::host_nqn(&params.host)?;
+    call.manager
+        .change(|change| change.set_host_weight(&target, &nqn, &host, params.weight))
+        .map_err(super::nvmf::invalid)?;
+    Ok(true)
+}
+
+/// Everything that has limits or a weight.
 fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
     let model = call.manager.model();
     let mut all = Vec::new();
@@ -107,6 +129,11 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
         for (nqn, subsystem) in &target.subsystems {
             if !subsystem.limits.is_unlimited() {
                 add("subsystem", nqn.as_str(), members(&subsystem.limits), more.clone());
+            }
+            for (host, weight) in &subsystem.weights {
+                let weight = Map::from_iter([("weight".to_owned(), weight.get().into())]);
+                let more = json!({ "tgt_name": tgt_name, "nqn": nqn.as_str() });
+                add("weight", host.as_str(), weight, more);
             }
         }
         for (name, group) in &target.host_limits {

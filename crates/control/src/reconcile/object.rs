@@ -446,6 +446,10 @@ impl<'a> Params<'a> {
                 part(&["host", &self.text("host")]),
                 remove("nvmf_subsystem_remove_host", &["host"]),
             ),
+            // Without `weight`, the host has none.
+            method @ "nvmf_subsystem_set_host_weight" => {
+                (part(&["weight", &self.text("host")]), remove(method, &["host"]))
+            }
             "nvmf_ns_add_host" => (
                 part(&["visible", &self.text("nsid"), &self.text("host")]),
                 remove("nvmf_ns_remove_host", &["nsid", "host"]),

@@ -87,8 +87,8 @@ pub struct PathSet {
     counters: Arc<QueueCounters>,
     /// Counts the commands of each path, so that every command is looked at.
     counts_paths: bool,
-    /// The queue and the path of the first half of a fused operation whose second half comes next.
-    fused: Option<(usize, PathId)>,
+    /// The first halves of fused operations whose second halves have not come; at most one of each queue.
+    firsts: Vec<Held>,
     /// The most queues that a path has had.
     width: usize,
     alarm: Option<Instant>,
@@ -130,7 +130,7 @@ impl PathSet {
             candidates: Vec::new(),
             counters: Arc::default(),
             counts_paths: false,
-            fused: None,
+            firsts: Vec::new(),
             width: 0,
             alarm: None,
             closed: false,
@@ -269,7 +269,9 @@ impl PathSet {
     /// Whether all queues wait for a connection, with nothing in flight.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.held.is_empty() && self.members.iter().all(|member| member.queues.is_lost())
+        self.held.is_empty()
+            && self.firsts.is_empty()
+            && self.members.iter().all(|member| member.queues.is_lost())
     }
 
     /// Number of queues of a path; 0 before the first association.
@@ -290,12 +292,17 @@ impl PathSet {
         self.members.iter().any(|member| member.queues.is_ready())
     }
 
-    /// How many more commands a queue takes. With multipath, that counts the commands of all paths.
+    /// How many more commands a queue takes. With multipath, that counts the commands of all paths; where all commands go
+    /// by one path, it is not more than the queue of that path takes, which the controller may have made smaller.
     #[must_use]
     #[inline]
     pub fn room(&self, queue: usize) -> usize {
-        match &self.members[..] {
-            [member] if !self.is_multipath() => member.queues.room(queue),
+        match (&self.members[..], self.direct) {
+            ([member], _) if !self.is_multipath() => member.queues.room(queue),
+            (members, Some(at)) if at < members.len() => {
+                let on_path = members[at].queues.room(queue).saturating_sub(self.firsts.len());
+                self.shared_room(queue).min(on_path)
+            }
             _ => self.shared_room(queue),
         }
     }
@@ -307,14 +314,14 @@ impl PathSet {
         let limit = usize::from(self.config.io_entries).saturating_sub(1);
         let on = |member: &Member| member.queues.queue_outstanding(member.position(queue));
         let outstanding: usize = self.members.iter().map(on).sum();
-        limit.saturating_sub(outstanding + self.held.len())
+        limit.saturating_sub(outstanding + self.held.len() + self.firsts.len())
     }
 
     /// Commands outstanding on all queues of all paths, or held back.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         let on_paths: usize = self.members.iter().map(|member| member.queues.outstanding()).sum();
-        on_paths + self.held.len()
+        on_paths + self.held.len() + self.firsts.len()
     }
 
     /// Accepts a command for the queue at this position.
@@ -329,6 +336,9 @@ impl PathSet {
         command: Command,
         user: u64,
     ) -> Result<(), Rejected> {
+        if command.sqe.fuse() != Fuse::Normal && self.is_multipath() {
+            return self.submit_half(cx, queue, command, user);
+        }
         match self.direct.and_then(|at| self.members.get_mut(at)) {
             Some(member) => member.queues.submit(cx, queue, command, user),
             None => self.submit_choosing(cx, queue, command, user),
@@ -349,26 +359,8 @@ impl PathSet {
         if self.shared_room(queue) == 0 {
             return Err(Rejected { reason: RejectedReason::Full, command });
         }
-        let fuse = command.sqe.fuse();
-        let at = match (fuse, self.fused.take()) {
-            // The halves of a fused operation go one after the other on one queue.
-            (Fuse::Second, Some((first, path))) if first == queue => {
-                let is_its = |member: &Member| member.id == path && member.has_room(queue);
-                self.members.iter().position(is_its)
-            }
-            (Fuse::Second, _) => None,
-            _ => self.choose(cx.now, queue, command.sqe.namespace_id()),
-        };
-        if let (Fuse::First, Some(at)) = (fuse, at) {
-            self.fused = Some((queue, self.members[at].id));
-        }
-        match at {
+        match self.choose(cx.now, queue, command.sqe.namespace_id()) {
             Some(at) => self.members[at].submit(cx, queue, command, user, self.counts_paths),
-            None if fuse == Fuse::Second && !self.is_first_held(queue) => {
-                // The path of the first half is lost.
-                self.done.push_back((queue, Held::new(queue, command, user).end()));
-                Ok(())
-            }
             None => {
                 self.held.push_back(Held::new(queue, command, user));
                 self.submit_held(cx);
@@ -388,7 +380,9 @@ impl PathSet {
         command: Command,
         user: u64,
     ) -> Result<usize, Rejected> {
-        if let Some(member) = self.direct.and_then(|at| self.members.get_mut(at)) {
+        let is_half = command.sqe.fuse() != Fuse::Normal && self.is_multipath();
+        let direct = self.direct.filter(|_| !is_half);
+        if let Some(member) = direct.and_then(|at| self.members.get_mut(at)) {
             return member.queues.submit_mapped(cx, lane, command, user);
         }
         let maps = self.members.iter().find_map(|member| member.queues.maps());
@@ -400,6 +394,7 @@ impl PathSet {
             }
         };
         match queue {
+            Some(queue) if is_half => self.submit_half(cx, queue, command, user).map(|()| queue),
             Some(queue) => self.submit_choosing(cx, queue, command, user).map(|()| queue),
             None => Err(Rejected { reason: RejectedReason::Elsewhere, command }),
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use raceline_proto::nvme::CommandId;
+use raceline_proto::nvme::command::Fuse;
 use raceline_proto::tcp::FatalError;
 use raceline_reactor::{Context, SendBatch};
 
@@ -115,14 +116,19 @@ impl QueuePair {
     /// always end: the next association must be brought up before it takes any.
     fn judge(&mut self) {
         let admin = self.config.qid.is_admin();
+        let parted = self.parted_half();
         let ids: Vec<CommandId> = self.commands.ids().collect(); // once per connection
         for cid in ids {
             let Some(entry) = self.commands.get_mut(cid) else { continue };
+            let is_half = entry.sqe.fuse() != Fuse::Normal;
             let harmless = !entry.sent || entry.only_reads(admin);
             if entry.is_own() {
                 self.remove_connect(cid);
             } else if self.config.failover && entry.may_move() {
                 self.give_back(cid);
+            } else if is_half && !entry.sent && (self.config.failover || parted == Some(cid)) {
+                // There may be another path for both, now.
+                self.finish(cid, Err(CommandError::NotSent));
             } else if !harmless {
                 self.finish(cid, Err(CommandError::UnknownFate));
             } else if entry.timed_out {
@@ -141,6 +147,14 @@ impl QueuePair {
         }
         self.pending.retain(|&cid| self.commands.get(cid).is_some());
         self.done.extend(self.held.drain(..));
+    }
+
+    /// The second half of a fused operation that was not sent, though its first half was: it never goes alone.
+    fn parted_half(&self) -> Option<CommandId> {
+        let fuse = |cid: CommandId| self.commands.get(cid).map(|entry| entry.sqe.fuse());
+        let mut waiting = self.pending.iter().copied();
+        let first = waiting.find(|&cid| fuse(cid).is_some_and(|fuse| fuse != Fuse::Normal))?;
+        (fuse(first) == Some(Fuse::Second)).then_some(first)
     }
 
     /// Gives a command back for another path.

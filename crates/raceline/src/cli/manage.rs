@@ -294,7 +294,7 @@ pub(crate) struct QosArgs {
 /// What to do with limits of rates.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum QosVerb {
-    /// List everything that has limits
+    /// List everything that has limits or a weight
     Ls,
     /// Set limits; those that are not named stay, and 0 takes one away
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
@@ -304,7 +304,23 @@ pub(crate) enum QosVerb {
         #[command(flatten)]
         what: QosTarget,
     },
+    /// Say which part of a full core a host gets beside others
+    Weight {
+        /// The subsystem
+        #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
+        nqn: String,
+        /// The host
+        #[arg(value_name = "HOSTNQN", add = ArgValueCandidates::new(complete::hosts))]
+        host: String,
+        /// From 1 to 10000, where 100 is that of hosts without a weight; or none
+        #[arg(value_name = "N|none", value_parser = super::values::weight)]
+        weight: WeightChoice,
+    },
 }
+
+/// A weight, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WeightChoice(pub(crate) Option<u16>);
 
 /// Who is limited.
 #[derive(Clone, Debug, Args)]

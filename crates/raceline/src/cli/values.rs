@@ -8,10 +8,12 @@ use raceline_bdev::ByteSize;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
 use raceline_target::{
-    MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, SubsystemConfig, TargetConfig,
+    MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, SubsystemConfig, TargetConfig, Weight,
     ZeroCopySend,
 };
 use uuid::Uuid;
+
+use super::manage::WeightChoice;
 
 /// The port that is registered for NVMe over TCP.
 pub(crate) const DEFAULT_PORT: u16 = 4420;
@@ -266,6 +268,16 @@ pub(crate) fn pass_bytes(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "a pass has from 4k to 3G bytes".to_owned())
 }
 
+/// A host's weight.
+pub(crate) fn weight(text: &str) -> Result<WeightChoice, String> {
+    if text == "none" {
+        return Ok(WeightChoice(None));
+    }
+    let weight = text.parse().ok().and_then(Weight::new);
+    let weight = weight.ok_or_else(|| format!("a weight from 1 to {}, or none", Weight::MAX))?;
+    Ok(WeightChoice(Some(weight.get())))
+}
+
 /// Fewest bytes of a read that leaves without a copy.
 pub(crate) fn zero_copy_bytes(text: &str) -> Result<u32, String> {
     let ByteSize(bytes) = size(text)?;
@@ -402,6 +414,12 @@ mod tests {
                 max_io_size(text).unwrap_err(),
                 "the largest transfer is a power of two from 4k to 16M"
             );
+        }
+        for (text, number) in [("1", Some(1)), ("10000", Some(10_000)), ("none", None)] {
+            assert_eq!(weight(text), Ok(WeightChoice(number)), "{text}");
+        }
+        for text in ["0", "10001", "-1", "", "half", "1k"] {
+            assert_eq!(weight(text).unwrap_err(), "a weight from 1 to 10000, or none", "{text}");
         }
         assert_eq!((pass_bytes("4k"), pass_bytes("3G")), (Ok(4096), Ok(3 << 30)));
         for text in ["0", "4095", "4G"] {

@@ -1,4 +1,4 @@
-//! `raceline qos`: limits of rates.
+//! `raceline qos`: limits of rates, and weights of hosts.
 
 use serde_json::{Value, json};
 
@@ -36,6 +36,18 @@ pub(crate) fn run(args: &QosArgs) -> Result<(), Failure> {
             let answer = daemon.call(method, params)?;
             daemon.done(&answer, &format!("{} has limits", what.name))
         }
+        QosVerb::Weight { nqn, host, weight } => {
+            let mut params = json!({ "nqn": nqn, "host": host });
+            if let Some(weight) = weight.0 {
+                params["weight"] = weight.into();
+            }
+            let answer = daemon.call("nvmf_subsystem_set_host_weight", params)?;
+            let told = match weight.0 {
+                Some(weight) => format!("{host} has weight {weight}"),
+                None => format!("{host} has no weight any more"),
+            };
+            daemon.done(&answer, &told)
+        }
         QosVerb::Rm { what } => {
             let (method, mut params) = call(what);
             for name in
@@ -70,12 +82,18 @@ fn list(daemon: &mut Daemon) -> Result<(), Failure> {
             "read MiB/s",
             "write MiB/s",
             "burst ms",
-            "hosts",
+            "weight",
+            "hosts or subsystem",
         ]);
         for limits in &all {
             let number = |name: &str| match limits[name].as_u64() {
                 None | Some(0) => "-".to_owned(),
                 Some(number) => number.to_string(),
+            };
+            let burst = match limits["burst_ms"].as_u64() {
+                Some(burst) => burst.to_string(),
+                None if limits["weight"].is_null() => "10".to_owned(),
+                None => "-".to_owned(),
             };
             let hosts: Vec<String> = elements(limits, "hosts").iter().map(text).collect();
             table.row([
@@ -85,8 +103,9 @@ fn list(daemon: &mut Daemon) -> Result<(), Failure> {
                 number("rw_mbytes_per_sec"),
                 number("r_mbytes_per_sec"),
                 number("w_mbytes_per_sec"),
-                limits["burst_ms"].as_u64().unwrap_or(10).to_string(),
-                hosts.join(" "),
+                burst,
+                number("weight"),
+                if limits["nqn"].is_null() { hosts.join(" ") } else { text(&limits["nqn"]) },
             ]);
         }
         table

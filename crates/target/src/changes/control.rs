@@ -251,9 +251,10 @@ impl Control {
         let discovery =
             Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
         let discovery = Arc::new(discovery);
+        let weighted = subsystems.iter().any(|s| !s.limited.weights.is_empty());
         state.iscsi.set_foreign(&state.foreign());
         let iscsi = Arc::new(state.iscsi.view.clone());
-        let snapshot = Arc::new(Snapshot { target, subsystems, discovery, iscsi });
+        let snapshot = Arc::new(Snapshot { target, subsystems, discovery, iscsi, weighted });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
             let snapshot = Arc::clone(&snapshot);
             Message::Snapshot { snapshot, reply }

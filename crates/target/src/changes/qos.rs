@@ -1,10 +1,10 @@
-//! Limits of rates: of namespaces, of subsystems, and of hosts alone or in groups.
+//! Limits of rates: of namespaces, of subsystems, and of hosts alone or in groups; and weights of hosts.
 
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::TargetError;
 use crate::changes::target::Target;
-use crate::records::limited::HostLimit;
+use crate::records::limited::{HostLimit, Weight};
 use crate::records::throttle::{MAX_BURST, QosLimits, Throttle};
 
 impl Target {
@@ -67,5 +67,26 @@ impl Target {
         state.host_limits = limits.iter().map(limit).collect();
         state.describe_all_anew();
         self.control.publish(&mut state)
+    }
+
+    /// Sets the weight of a host in a subsystem; `None`: it has none. While any host of the target has a weight, hosts
+    /// whose commands one core cannot keep up with get parts of that core by their weights, as [`Weight::DEFAULT`] where
+    /// they have none, whatever their numbers of connections.
+    ///
+    /// # Errors
+    /// When there is no such subsystem.
+    pub fn set_host_weight(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        weight: Option<Weight>,
+    ) -> Result<(), TargetError> {
+        self.change(nqn, |entry| {
+            match weight {
+                Some(weight) => entry.limits.weights.insert(host.clone(), weight),
+                None => entry.limits.weights.remove(host),
+            };
+            Ok(())
+        })
     }
 }

@@ -17,7 +17,7 @@ use raceline_proto::reservation::{
 
 use crate::changes::iscsi_view::IscsiView;
 use crate::records::counters::{QueueCounters, QueueTotals};
-use crate::records::limited::{Levels, Limited};
+use crate::records::limited::{Levels, Limited, Weight};
 
 pub(crate) use crate::records::names::DeviceId;
 
@@ -31,6 +31,8 @@ pub(crate) struct Snapshot {
     pub(crate) discovery: Arc<Secrets>,
     /// What iSCSI initiators can reach.
     pub(crate) iscsi: Arc<IscsiView>,
+    /// At least one host has a weight.
+    pub(crate) weighted: bool,
 }
 
 impl Snapshot {
@@ -315,6 +317,11 @@ impl VisibleSubsystem {
 
     pub(crate) fn nqn(&self) -> &Nqn {
         &self.all.subsystem.nqn
+    }
+
+    /// The weight of the host's commands.
+    pub(crate) fn weight(&self) -> Weight {
+        self.all.limited.weight(&self.host.name)
     }
 }
 

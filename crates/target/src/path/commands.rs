@@ -64,6 +64,8 @@ pub(crate) struct Commands {
     large_writes: u16,
     /// Bytes moved in this pass, from or to a device or through a digest.
     pub(crate) moved: usize,
+    /// What the host was served since its part of the core was charged.
+    pub(crate) served: usize,
     /// The connection is about to move: writes wait for that before the host is asked for their data.
     holding: bool,
     /// Since when at least one command is outstanding.
@@ -85,6 +87,7 @@ impl Commands {
             throttled: Throttled::default(),
             large_writes: 0,
             moved: 0,
+            served: 0,
             holding: false,
             busy_since: None,
         }

@@ -6,6 +6,7 @@ mod connect;
 mod fencing;
 mod moving;
 mod security;
+mod share;
 mod teardown;
 
 use std::time::Instant;
@@ -28,6 +29,7 @@ use crate::path::core::Core;
 use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
+use crate::path::shares::ShareId;
 use crate::path::slots::{CommandSlot, NoSlot};
 
 use crate::records::early::Ticket;
@@ -60,6 +62,8 @@ pub(crate) struct Connection {
     commands: Commands,
     /// Another core is to have it.
     moving: Option<Moving>,
+    /// Its host's part of the core, while any host has a weight.
+    share: Option<ShareId>,
 }
 
 impl Connection {
@@ -81,6 +85,7 @@ impl Connection {
             inbox: Inbox::of(config, &ends),
             commands: Commands::new(key, ends.peer, core),
             moving: None,
+            share: None,
         }
     }
 
@@ -142,6 +147,9 @@ impl Connection {
             self.commands.out.queue.payload_received(direct);
         }
         self.inbox.set_unparsed(start..start + (len - direct));
+        if let Some(share) = self.share {
+            return self.await_turn(cx, core, share);
+        }
         self.commands.moved = 0;
         self.parse(cx, core);
     }
@@ -164,12 +172,14 @@ impl Connection {
             && !self.life.draining
             && self.life.state < LifeState::Terminating
         {
-            let pass_bytes = self.inbox.pass_bytes();
-            let pass_over = pass_is_over(self.commands.moved, pass_bytes) && !input.is_empty();
+            let limit = self.inbox.pass_limit();
+            let pass_over = pass_is_over(self.commands.moved, limit) && !input.is_empty();
             // Between PDUs only: a write that goes to the device at once is checked with its header.
             if pass_over && self.commands.out.queue.payload_wanted().is_none() {
                 // A host with many requests at once must not keep its neighbours waiting.
-                if self.inbox.defer() {
+                if let Some(share) = self.share {
+                    self.await_turn(cx, core, share);
+                } else if self.inbox.defer() {
                     core.deferred.push(self.key);
                 }
                 break;
@@ -189,6 +199,9 @@ impl Connection {
         let left = if self.life.state < LifeState::Terminating { input.len() } else { 0 };
         if self.inbox.return_staging(staging, end - left..end) {
             self.start_recv(cx);
+        }
+        if let Some(share) = self.share {
+            core.shares.charge(share, std::mem::take(&mut self.commands.served));
         }
     }
 
@@ -215,6 +228,9 @@ impl Connection {
                 if self.commands.io.is_none() {
                     self.handle_command(cx, core, &sqe, in_capsule);
                     return 0;
+                }
+                if self.share.is_some() {
+                    self.commands.note_served(&sqe);
                 }
                 match self.commands.take_io(cx, core, &sqe, in_capsule, rest) {
                     Ok(taken) => return taken,

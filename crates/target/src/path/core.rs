@@ -14,6 +14,7 @@ use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::buffers::BufferLines;
 use crate::path::choice::Takes;
 use crate::path::range_lock::{Fences, LockId, Order, Warden};
+use crate::path::shares::Shares;
 use crate::path::slots::Measured;
 use crate::path::wipe::Wipes;
 use crate::records::names::{CommandPlace, ConnKey, LocalCommand, Place, Tag};
@@ -112,6 +113,8 @@ pub(crate) struct Core {
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.
     pub(crate) deferred: Vec<ConnKey>,
+    /// The parts of hosts, while any host has a weight.
+    pub(crate) shares: Shares,
     /// Commands that a lowered fence releases.
     pub(crate) released: Vec<LocalCommand>,
     /// What iSCSI connections share besides.
@@ -135,6 +138,7 @@ impl Core {
             buffer_lines: BufferLines::default(),
             dirty: Vec::new(),
             deferred: Vec::new(),
+            shares: Shares::default(),
             released: Vec::new(),
             iscsi: IscsiCore::default(),
             wipes: Wipes::default(),

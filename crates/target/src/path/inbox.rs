@@ -25,6 +25,8 @@ pub(crate) struct Inbox {
     direct: Option<SlotKey>,
     /// How many bytes the connection may move in a pass.
     pass_bytes: usize,
+    /// How many it may move in this one.
+    pass_limit: usize,
     /// How sent bytes leave.
     departure: Departure,
     /// The rest of what was received waits for the next pass.
@@ -42,6 +44,7 @@ impl Inbox {
             receiving: false,
             direct: None,
             pass_bytes: config.pass_bytes as usize,
+            pass_limit: config.pass_bytes as usize,
             departure,
             deferred: false,
         }
@@ -53,8 +56,8 @@ impl Inbox {
     }
 
     #[inline]
-    pub(crate) fn pass_bytes(&self) -> usize {
-        self.pass_bytes
+    pub(crate) fn pass_limit(&self) -> usize {
+        self.pass_limit
     }
 
     pub(crate) fn is_receiving(&self) -> bool {
@@ -146,6 +149,11 @@ impl Inbox {
         !self.receiving && !self.deferred && self.unparsed.is_empty()
     }
 
+    /// Whether the rest waits for the next pass.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.deferred
+    }
+
     /// The rest waits for the next pass. Gives whether it did not wait for that already.
     pub(crate) fn defer(&mut self) -> bool {
         !std::mem::replace(&mut self.deferred, true)
@@ -154,5 +162,12 @@ impl Inbox {
     /// The next pass has come.
     pub(crate) fn resume(&mut self) {
         self.deferred = false;
+        self.pass_limit = self.pass_bytes;
+    }
+
+    /// The next pass has come, in which the connection may move so many bytes.
+    pub(crate) fn resume_for(&mut self, bytes: usize) {
+        self.deferred = false;
+        self.pass_limit = bytes;
     }
 }

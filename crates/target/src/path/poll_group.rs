@@ -127,6 +127,7 @@ impl PollGroup {
         }
         if connection.is_gone() {
             connection.leave(&self.core, cx.now);
+            connection.leave_share(&mut self.core);
             entry.connection = None;
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(index);
@@ -413,6 +414,23 @@ impl PollGroup {
         self.resuming = keys;
     }
 
+    /// Serves the connections that wait for the turns of their hosts, until the core's turn is over.
+    #[cold]
+    fn run_shares(&mut self, cx: &mut Context<'_>) {
+        let mut turn = self.core.shares.begin_turn(cx.now);
+        let pass_bytes = self.core.shared.config.pass_bytes as usize;
+        while let Some(slice) = turn.slice(pass_bytes)
+            && let Some((share, key)) = self.core.shares.next()
+        {
+            let mut served = 0;
+            self.with(cx, key, |connection, cx, core| {
+                served = connection.take_turn(cx, core, slice);
+            });
+            self.core.shares.settle(share);
+            turn.pass(served);
+        }
+    }
+
     /// Commands that a lowered fence lets go.
     fn run_released(&mut self, cx: &mut Context<'_>) {
         while let Some(command) = self.core.released.pop() {
@@ -675,6 +693,9 @@ impl Service for PollGroup {
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
+        if self.core.shares.is_waiting() {
+            self.run_shares(cx);
+        }
         // One step may make work for the next, and the core may sleep afterwards.
         // Received commands bound the number of rounds.
         loop {
@@ -697,7 +718,8 @@ impl Service for PollGroup {
         if !self.moving.is_empty() {
             self.run_moves(cx);
         }
-        if !self.core.deferred.is_empty() && !std::mem::replace(&mut self.next_pass, true) {
+        let waits = !self.core.deferred.is_empty() || self.core.shares.is_waiting();
+        if waits && !std::mem::replace(&mut self.next_pass, true) {
             // This timer expires at once, and is handled after all other events of the next poll.
             cx.io.timer(cx.now, Token { owner: 0, generation: 0, index: NEXT_PASS });
         }

@@ -15,7 +15,7 @@ use raceline_iscsi::pdu::{
     AsyncEvent, LoginStatus, LogoutResponseCode, TmfFunction, TmfResponseCode,
 };
 
-use super::PATIENCE;
+use crate::common::PATIENCE;
 
 pub const TARGET: &str = "iqn.2026-01.io.raceline:test";
 pub const INITIATOR: &str = "iqn.2026-01.io.raceline:initiator";

@@ -168,6 +168,7 @@ impl Change<'_> {
             namespaces: std::collections::BTreeMap::new(),
             pool: None,
             limits: QosLimits::default(),
+            weights: std::collections::BTreeMap::new(),
         };
         self.model_mut().nvmf.target_mut(target)?.subsystems.insert(nqn.clone(), subsystem);
         Ok(())

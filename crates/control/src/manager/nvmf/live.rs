@@ -121,6 +121,9 @@ pub(super) fn populate(
         if limits.is_some() {
             cores.set_subsystem_limits(nqn, limits)?;
         }
+        for (host, weight) in &subsystem.weights {
+            cores.set_host_weight(nqn, host, Some(*weight))?;
+        }
         if let Some(pool) = subsystem.pool.as_ref().filter(|pool| pool.missing.is_none()) {
             let bdev = model.bdev(&pool.bdev_name)?;
             cores.set_pool(nqn, pool_config(manager, name, pool, Arc::clone(&bdev.device)))?;

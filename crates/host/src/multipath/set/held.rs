@@ -6,8 +6,8 @@ use raceline_proto::nvme::command::Fuse;
 use raceline_reactor::{Context, Token};
 
 use super::{HELD_INTERVAL, PATH_BITS, PathSet, PathSetEvent, TIMER_PATH};
-use crate::command::{Command, CommandDone};
-use crate::error::CommandError;
+use crate::command::{Command, CommandDone, Rejected};
+use crate::error::{CommandError, RejectedReason};
 use crate::multipath::{Access, Fence};
 use crate::queue::{Fate, Returned};
 use crate::queue_set::ReturnedFrom;
@@ -61,23 +61,59 @@ impl PathSet {
         self.held.push_back(Held { queue, command: returned, fence });
     }
 
-    /// Whether the command that waits since last is the first half of a fused operation on this queue.
-    pub(super) fn is_first_held(&self, queue: usize) -> bool {
-        self.held.back().is_some_and(|held| held.queue == queue && held.fuse() == Fuse::First)
+    /// Accepts half of a fused operation. The first half stays here until the second one comes, for the path may change
+    /// between the two. Then both go by one path, or both wait, or both end.
+    ///
+    /// # Errors
+    /// Gives the command back when the queue does not take it.
+    #[cold]
+    pub(super) fn submit_half(
+        &mut self,
+        cx: &mut Context<'_>,
+        queue: usize,
+        command: Command,
+        user: u64,
+    ) -> Result<(), Rejected> {
+        if self.closed {
+            return Err(Rejected { reason: RejectedReason::Closed, command });
+        }
+        let is_first = command.sqe.fuse() == Fuse::First;
+        if self.shared_room(queue) < if is_first { 2 } else { 1 } {
+            return Err(Rejected { reason: RejectedReason::Full, command });
+        }
+        let half = Held::new(queue, command, user);
+        let place = self.firsts.iter().position(|first| first.queue == queue);
+        let before = place.map(|place| self.firsts.swap_remove(place));
+        match before {
+            _ if is_first => {
+                // The second half of the one before never came.
+                self.done.extend(before.map(|before| (queue, before.end())));
+                self.firsts.push(half);
+            }
+            Some(first) => {
+                self.held.extend([first, half]);
+                self.submit_held(cx);
+            }
+            None => self.done.push_back((queue, half.end())),
+        }
+        Ok(())
     }
 
     /// Sends the commands that wait, as far as they may be sent and have a path; ends those for which no path is left.
     pub(super) fn submit_held(&mut self, cx: &mut Context<'_>) {
+        if self.closed {
+            let ended = self.firsts.drain(..).map(|first| (first.queue, first.end()));
+            self.done.extend(ended);
+        }
         let mut left = self.held.len();
         while left > 0
             && let Some(held) = self.held.pop_front()
         {
             left -= 1;
-            if held.fuse() == Fuse::First {
-                let is_second =
-                    |next: &mut Held| next.fuse() == Fuse::Second && next.queue == held.queue;
-                let second = if left > 0 { self.held.pop_front_if(is_second) } else { None };
-                left -= usize::from(second.is_some());
+            if held.fuse() == Fuse::First
+                && let Some(second) = self.held.pop_front()
+            {
+                left -= 1;
                 self.try_fused(cx, held, second);
             } else if let Some(held) = self.try_held(cx, held) {
                 self.held.push_back(held);
@@ -94,33 +130,33 @@ impl PathSet {
     }
 
     /// Sends both halves of a fused operation by one path, ends both, or has both wait.
-    fn try_fused(&mut self, cx: &mut Context<'_>, first: Held, second: Option<Held>) {
+    fn try_fused(&mut self, cx: &mut Context<'_>, first: Held, second: Held) {
+        debug_assert_eq!((second.queue, second.fuse()), (first.queue, Fuse::Second));
         let nsid = first.command.command.sqe.namespace_id();
-        let Some(second) = second else {
-            self.held.push_back(first); // its other half comes next
-            return;
-        };
         if self.closed || !self.has_hope(cx, nsid) {
-            for half in [first, second] {
-                self.done.push_back((half.queue, half.end()));
-            }
-            return;
+            return self.end_fused([first, second]);
         }
         let at = self.choose(cx.now, first.queue, nsid);
-        let at = at.filter(|&at| self.members[at].room(first.queue) >= 2);
-        let Some(at) = at else {
-            self.held.extend([first, second]);
-            return;
+        let Some(at) = at.filter(|&at| self.members[at].room(first.queue) >= 2) else {
+            return self.held.extend([first, second]);
         };
+        // Before the first half is sent: it cannot be called back.
+        let suits = |half: &Held| self.members[at].takes(half.queue, &half.command.command);
+        if !suits(&first) || !suits(&second) {
+            return self.end_fused([first, second]);
+        }
         for half in [first, second] {
-            let Held { queue, command: Returned { command, user, fate, error }, .. } = half;
-            if let Err(rejected) =
-                self.members[at].submit(cx, queue, command, user, self.counts_paths)
-            {
-                let returned = Returned { command: rejected.command, user, fate, error };
-                self.done.push_back((queue, returned.end(CommandError::NotSent)));
+            let Held { queue, command: Returned { command, user, .. }, .. } = half;
+            let sent = self.members[at].submit(cx, queue, command, user, self.counts_paths);
+            debug_assert!(sent.is_ok(), "the queue has room, and takes both: {sent:?}");
+            if let Err(Rejected { command, .. }) = sent {
+                self.done.push_back((queue, Held::new(queue, command, user).end()));
             }
         }
+    }
+
+    fn end_fused(&mut self, halves: [Held; 2]) {
+        self.done.extend(halves.map(|half| (half.queue, half.end())));
     }
 
     /// Sends a command or ends it, or gives it back when it has to wait.
@@ -139,7 +175,7 @@ impl PathSet {
         let Held { queue, command: Returned { command, user, fate, error }, fence } = held;
         match self.members[at].submit(cx, queue, command, user, self.counts_paths) {
             Ok(()) => None,
-            Err(rejected) if rejected.reason == crate::RejectedReason::BadData => {
+            Err(rejected) if rejected.reason == RejectedReason::BadData => {
                 let fate = Fate::NotExecuted;
                 let returned = Returned { command: rejected.command, user, fate, error };
                 self.done.push_back((queue, returned.end(CommandError::NotSent)));

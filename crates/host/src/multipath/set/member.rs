@@ -219,6 +219,11 @@ impl Member {
         if self.queues.is_queue_ready(queue) { self.queues.room(queue) } else { 0 }
     }
 
+    /// Whether its queue takes this command.
+    pub(super) fn takes(&self, queue: usize, command: &Command) -> bool {
+        self.queues.takes(self.position(queue), command)
+    }
+
     /// Whether its queue takes a command now.
     pub(super) fn has_room(&self, queue: usize) -> bool {
         self.room(queue) > 0

@@ -159,6 +159,9 @@ impl Commands {
 
     /// The namespaces or limits of the queue are others: the commands that wait begin anew.
     pub(crate) fn restart_throttled(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        // No half of a fused operation waits here, and these commands came before a first half whose second half has not
+        // come: they do not stand between the two.
+        let pending = std::mem::take(&mut self.pending_fuse);
         for held in std::mem::take(&mut self.throttled.waiting) {
             let Some(command) = self.resume_throttled(held.key) else { continue };
             held.refund();
@@ -171,6 +174,7 @@ impl Commands {
             let parsed = parse_io(&sqe, &subsystem.namespaces, &subsystem.limits);
             self.begin_io(cx, core, command, parsed, &[]);
         }
+        self.pending_fuse = pending;
     }
 
     /// The connection closes: those that wait do not begin.

@@ -161,6 +161,7 @@ impl Connection {
         if let Some(why) = gone {
             self.close(cx, core, why);
         }
+        self.update_share(core);
         if changed {
             self.restart_throttled(cx, core);
         }

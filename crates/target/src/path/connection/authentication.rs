@@ -63,6 +63,7 @@ impl Connection {
             Verdict::Authenticated if self.is_allowed_one_more(core) => {
                 self.admit(core);
                 self.begin_io();
+                self.update_share(core);
             }
             Verdict::Authenticated => {
                 self.close(cx, core, "its host has as many controllers as it may");

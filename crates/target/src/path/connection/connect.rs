@@ -273,6 +273,7 @@ impl Connection {
                 }
                 if self.commands.is_proven() {
                     self.begin_io();
+                    self.update_share(core);
                 }
                 return;
             }

@@ -102,8 +102,11 @@ impl Connection {
         core.digests |= commands.out.queue.data_digest();
         let mut inbox = Inbox::of(&core.shared.config, &ends);
         inbox.set_queue(false);
-        let (role, life, moving) = (Role::Io, Life::of_queue(now), None);
-        (Self { key, socket, ends, life, admitted, role, inbox, commands, moving }, waiting)
+        let (role, life) = (Role::Io, Life::of_queue(now));
+        let (moving, share) = (None, None);
+        let connection =
+            Self { key, socket, ends, life, admitted, role, inbox, commands, moving, share };
+        (connection, waiting)
     }
 
     /// Goes on after a move, with the writes that have waited for it.

@@ -68,6 +68,7 @@ impl PollGroup {
         }
         let Some(connection) = &mut entry.connection else { return };
         let Some((to, socket)) = connection.depart(cx) else { return connection.wait_to_depart() };
+        connection.leave_share(&mut self.core);
         let packed = entry.connection.take().and_then(|connection| connection.pack());
         let (Some(packed), Some(seat)) = (packed, entry.seat.take()) else { return };
         entry.generation = entry.generation.wrapping_add(1);
@@ -118,6 +119,7 @@ impl PollGroup {
             if core.snapshot.target.generation > seen {
                 connection.handle_snapshot(cx, core);
             }
+            connection.update_share(core);
             connection.go_on(cx, core, &waiting);
         });
     }
