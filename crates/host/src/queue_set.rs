@@ -338,6 +338,13 @@ impl IoQueueSet {
         member.pair.submit(cx, command, user)
     }
 
+    /// Another path may have executed the command that was submitted last to the queue at this position.
+    pub(crate) fn note_tried(&mut self, queue: usize) {
+        if let Some(member) = self.queues.get_mut(queue) {
+            member.pair.note_tried();
+        }
+    }
+
     /// Whether the queue at this position takes a command.
     pub(crate) fn takes(&self, queue: usize, command: &Command) -> bool {
         self.queues.get(queue).is_some_and(|member| member.pair.takes(command))

@@ -11,6 +11,18 @@ use super::digest::EntryDigest;
 use super::send::to_usize;
 use crate::command::{Command, Data};
 
+/// What became of a command on an earlier connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Tried {
+    /// Its capsule was never given to a socket.
+    #[default]
+    Never,
+    /// It was sent, and does the same however often it is executed.
+    Harmless,
+    /// Another path may have executed it.
+    Unknown,
+}
+
 /// One command of the program.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
@@ -24,8 +36,8 @@ pub(super) struct Entry {
     pub(super) since: Option<Instant>,
     /// Its capsule was given to the socket of this connection.
     pub(super) sent: bool,
-    /// Its capsule was given to the socket of an earlier connection.
-    pub(super) tried: bool,
+    /// What became of it on an earlier connection.
+    pub(super) tried: Tried,
     /// Number of the batch with its last bytes: its buffer is in use until that batch has left.
     pub(super) batch: u64,
     pub(super) digest_failed: bool,
@@ -63,7 +75,7 @@ impl Entry {
         *own_len = len;
         *own_since = since;
         *sent = false;
-        *tried = false;
+        *tried = Tried::Never;
         *batch = 0;
         *digest_failed = false;
         *digest = EntryDigest::default();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::QueuePair;
-use super::entry::Entry;
+use super::entry::{Entry, Tried};
 use crate::command::{Command, CommandDone, CommandSummary, Hints};
 use crate::error::CommandError;
 
@@ -24,15 +24,22 @@ pub(crate) struct Returned {
     pub(crate) command: Command,
     pub(crate) user: u64,
     pub(crate) fate: Fate,
+    /// An earlier path may have executed it, and its fence is open.
+    pub(crate) tried: bool,
     /// Its end, if there is no other path.
     pub(crate) error: CommandError,
 }
 
 impl Returned {
+    /// Whether a path may have executed it.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        self.tried || self.fate == Fate::Unknown
+    }
+
     /// Its end, because there is no path for it.
     pub(crate) fn end(self, error: CommandError) -> CommandDone {
         // Whether it was executed stays unknown, whatever the reason.
-        let error = if self.fate == Fate::Unknown { CommandError::UnknownFate } else { error };
+        let error = if self.is_uncertain() { CommandError::UnknownFate } else { error };
         CommandDone {
             user: self.user,
             summary: CommandSummary::new(&self.command.sqe, false),
@@ -55,11 +62,21 @@ impl ReturnedList {
             data: std::mem::take(&mut entry.data),
             hints: Hints::default(),
         };
-        self.0.push_back((entry.batch, Returned { command, user: entry.user, fate, error }));
+        let (user, tried) = (entry.user, entry.tried == Tried::Unknown);
+        self.0.push_back((entry.batch, Returned { command, user, fate, tried, error }));
     }
 }
 
 impl QueuePair {
+    /// Another path may have executed the command that was submitted last.
+    #[cold]
+    pub(crate) fn note_tried(&mut self) {
+        let last = self.pending.back().copied();
+        if let Some(entry) = last.and_then(|cid| self.commands.get_mut(cid)) {
+            entry.tried = Tried::Unknown;
+        }
+    }
+
     /// Whether [`Self::poll_returned`] has something to give.
     #[inline]
     pub(crate) fn has_returned(&self) -> bool {

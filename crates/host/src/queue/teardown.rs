@@ -8,6 +8,7 @@ use raceline_proto::nvme::command::Fuse;
 use raceline_proto::tcp::FatalError;
 use raceline_reactor::{Context, SendBatch};
 
+use super::entry::Tried;
 use super::{Ending, Fate, QueueEvent, QueuePair, State, TERM_REQ_TIMEOUT};
 use crate::error::{CommandError, HostError};
 
@@ -139,7 +140,7 @@ impl QueuePair {
                 self.finish(cid, Err(error));
             } else if entry.sent {
                 entry.sent = false;
-                entry.tried = true;
+                entry.tried = Tried::Harmless;
                 entry.batch = 0;
                 entry.forget_received();
                 self.pending.push_back(cid);
@@ -181,8 +182,11 @@ impl QueuePair {
         self.pending.clear();
         let ids: Vec<CommandId> = self.commands.ids().collect(); // once
         for cid in ids {
-            let tried = self.commands.get(cid).is_some_and(|entry| entry.tried);
-            let error = if tried { CommandError::Disconnected } else { CommandError::NotSent };
+            let error = match self.commands.get(cid).map(|entry| entry.tried) {
+                Some(Tried::Unknown) => CommandError::UnknownFate,
+                Some(Tried::Harmless) => CommandError::Disconnected,
+                Some(Tried::Never) | None => CommandError::NotSent,
+            };
             self.finish(cid, Err(error));
         }
         self.events.push_back(QueueEvent::Closed);

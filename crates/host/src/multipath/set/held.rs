@@ -25,7 +25,8 @@ impl Held {
     /// A new command, for which there is no path now.
     pub(super) fn new(queue: usize, command: Command, user: u64) -> Self {
         let (fate, error) = (Fate::NotExecuted, CommandError::NoPath);
-        Self { queue, command: Returned { command, user, fate, error }, fence: None }
+        let command = Returned { command, user, fate, tried: false, error };
+        Self { queue, command, fence: None }
     }
 
     /// The end of a command that cannot wait.
@@ -172,17 +173,23 @@ impl PathSet {
             return Some(held);
         }
         let Some(at) = self.choose(cx.now, held.queue, nsid) else { return Some(held) };
-        let Held { queue, command: Returned { command, user, fate, error }, fence } = held;
+        let is_uncertain = held.command.is_uncertain();
+        let Held { queue, command: Returned { command, user, fate, tried, error }, fence } = held;
         match self.members[at].submit(cx, queue, command, user, self.counts_paths) {
-            Ok(()) => None,
+            Ok(()) => {
+                if is_uncertain {
+                    self.members[at].note_tried(queue);
+                }
+                None
+            }
             Err(rejected) if rejected.reason == RejectedReason::BadData => {
-                let fate = Fate::NotExecuted;
-                let returned = Returned { command: rejected.command, user, fate, error };
+                let command = rejected.command;
+                let returned = Returned { command, user, fate, tried, error };
                 self.done.push_back((queue, returned.end(CommandError::NotSent)));
                 None
             }
             Err(rejected) => {
-                let command = Returned { command: rejected.command, user, fate, error };
+                let command = Returned { command: rejected.command, user, fate, tried, error };
                 Some(Held { queue, command, fence })
             }
         }

@@ -219,6 +219,11 @@ impl Member {
         if self.queues.is_queue_ready(queue) { self.queues.room(queue) } else { 0 }
     }
 
+    /// Another path may have executed the command that was submitted last to its queue.
+    pub(super) fn note_tried(&mut self, queue: usize) {
+        self.queues.note_tried(self.position(queue));
+    }
+
     /// Whether its queue takes this command.
     pub(super) fn takes(&self, queue: usize, command: &Command) -> bool {
         self.queues.takes(self.position(queue), command)
