@@ -79,7 +79,6 @@ mod records;
 
 pub use changes::ana::ListenerAna;
 pub use changes::balance::BALANCE_INTERVAL;
-pub use changes::central::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};
 pub use changes::config::{
     DEFAULT_PASS_BYTES, DEFAULT_QUEUE_DEPTH, DEFAULT_QUIESCE_TIME, DEFAULT_ZERO_COPY_BYTES,
     MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, NamespaceConfig, PreConnectLimits, SubsystemConfig,
@@ -115,4 +114,5 @@ pub use raceline_proto::reservation::Reservations;
 pub use records::counters::QueueTotals;
 pub use records::limited::Weight;
 pub use records::placement::PlacementPolicy;
+pub use records::registered::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};
 pub use records::throttle::{DEFAULT_BURST, MAX_BURST, QosLimits, Throttle};

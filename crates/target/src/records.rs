@@ -8,6 +8,7 @@ pub(crate) mod ledger;
 pub(crate) mod limited;
 pub(crate) mod names;
 pub(crate) mod placement;
+pub(crate) mod registered;
 pub(crate) mod registry;
 pub(crate) mod sessions;
 pub(crate) mod throttle;

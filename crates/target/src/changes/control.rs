@@ -22,7 +22,6 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_scsi::Foreign;
 
-use crate::changes::central::{Registered, listed};
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::iscsi_state::IscsiState;
 use crate::changes::message::{Message, Reply};
@@ -34,6 +33,7 @@ use crate::records::counters::QueueTotals;
 use crate::records::limited::{HostLimit, Limited};
 use crate::records::names::{ISCSI_OWNER, Protocol};
 use crate::records::placement::PlacementPolicy;
+use crate::records::registered::{Registered, listed};
 use crate::records::registry::Shared;
 
 /// How long a core may take to answer the control thread: it answers within a turn of its loop.
