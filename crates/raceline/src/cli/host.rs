@@ -147,7 +147,7 @@ pub(crate) struct DiscoverArgs {
         long,
         value_name = "TIME",
         default_value = "3",
-        requires = "mdns",
+        conflicts_with = "address",
         help_heading = "Target"
     )]
     #[arg(value_parser = values::time)]
