@@ -39,7 +39,7 @@ use crate::raceline::Tree;
 use crate::step::{Outcome, Step};
 
 /// Time for `cargo test` with empty caches on two cores, in seconds.
-const TEST_LIMIT_S: u64 = 1200;
+const TEST_LIMIT_S: u64 = 1800;
 /// Seeds of `cargo xtask sim` within `cargo xtask test`.
 const SIM_SEEDS: u64 = 200;
 /// Time for one run of the simulator, in seconds.
@@ -49,7 +49,7 @@ const SIM_MANY: u64 = 1000;
 /// Time for a campaign, in seconds: a week.
 const CAMPAIGN_LIMIT_S: u64 = 7 * 24 * 3600;
 /// Time that each fuzz target gets within `cargo xtask test`, in seconds.
-const FUZZ_SECONDS: u64 = 30;
+const FUZZ_SECONDS: u64 = 20;
 
 /// Raceline's checks and tools.
 #[derive(Parser)]
