@@ -419,7 +419,7 @@ impl ControllerQueue {
     ///
     /// # Panics
     /// When `success` is without `last`, or `len` is 0.
-    #[inline]
+    #[inline(always)]
     pub fn c2h_data(
         &mut self,
         cid: CommandId,

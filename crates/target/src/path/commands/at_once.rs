@@ -25,7 +25,7 @@ impl Commands {
     /// Answers a read or a write of an I/O queue if that can be done now, and gives how many bytes of
     /// `rest` belong to it. `rest` is the bytes behind the command's header. `None`: the command is wrong
     /// or unusual, or its device needs a request, so it has to take a slot.
-    #[inline]
+    #[inline(always)]
     pub(super) fn answer_now(
         &mut self,
         cx: &mut Context<'_>,

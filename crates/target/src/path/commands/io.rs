@@ -47,7 +47,7 @@ impl Commands {
     ///
     /// # Errors
     /// When the host has more commands outstanding than it may.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_io(
         &mut self,
         cx: &mut Context<'_>,
