@@ -347,18 +347,17 @@ discovery_event() {
 }
 # The host registers with the discovery service, which is a centralized one, and takes that back.
 central() {
-    local discovery name
+    local discovery
     ask central
     nvme discover -t tcp -a "$ADDR" -s "$PORT" --persistent --keep-alive-tmo=30 >/dev/null
     for discovery in /sys/class/nvme/nvme*; do
-        name=$(cat "$discovery/subsysnqn")
-        case $name in nqn.2014-08.org.nvmexpress.discovery) break ;; esac
+        [ "$(cat "$discovery/subsysnqn")" != nqn.2014-08.org.nvmexpress.discovery ] || break
     done
-    discovery=/dev/${discovery##*/}
-    [ "$(cat "/sys/class/nvme/${discovery##*/}/dctype")" = cdc ] || fail "the kernel sees no centralized service"
-    nvme dim "$discovery" --task=register
+    discovery=${discovery##*/}
+    [ "$(cat "/sys/class/nvme/$discovery/dctype")" = cdc ] || fail "the kernel sees no centralized service"
+    nvme dim --device="$discovery" --task=register
     ask registered
-    nvme dim "$discovery" --task=deregister
+    nvme dim --device="$discovery" --task=deregister
     ask deregistered
     nvme disconnect -n nqn.2014-08.org.nvmexpress.discovery
 }
