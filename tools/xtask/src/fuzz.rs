@@ -9,7 +9,7 @@ use crate::raceline::Tree;
 use crate::step::{Checks, Outcome};
 
 /// Time to install cargo-fuzz, and to build all targets, in seconds.
-const BUILD_LIMIT_S: u64 = 900;
+const BUILD_LIMIT_S: u64 = 1800;
 /// How many targets run at the same time.
 const AT_A_TIME: usize = 2;
 /// The leaks that LeakSanitizer must ignore, with reasons.
