@@ -39,7 +39,7 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let parts: [Part<'a>; 15] = [
+    let parts: [Part<'a>; 16] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -51,6 +51,7 @@ pub(super) fn run<'a>(
         ("referrals", &["nvmf_discovery_add_referral"], Life::referrals),
         ("discovery", &["bdev_nvme_start_discovery"], Life::discovery),
         ("multicast-dns", &["bdev_nvme_start_mdns_discovery"], Life::multicast_dns),
+        ("injected-errors", &["bdev_nvme_add_error_injection"], Life::injected_errors),
         ("errors", &[], Life::errors),
         ("script-and-batch", &[], Life::scripts),
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
@@ -378,6 +379,30 @@ impl<'a> Life<'a> {
         let shown = client.json(&["bdev_nvme_get_mdns_discovery_info"])?;
         ensure!(shown.as_array().is_some_and(Vec::is_empty), "{shown}");
         Ok(())
+    }
+
+    /// An error for the commands of a controller that leads to this daemon.
+    fn injected_errors(&mut self) -> Result<()> {
+        let client = self.client();
+        let at = ["-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s"];
+        client.run(&["bdev_malloc_create", "-b", "Far", "8", "512"])?;
+        client.run(&["nvmf_create_subsystem", OTHER_NQN, "-a"])?;
+        client.run(&["nvmf_subsystem_add_ns", OTHER_NQN, "Far"])?;
+        client.run(&[&["nvmf_subsystem_add_listener", OTHER_NQN], &at[..], &["0"]].concat())?;
+        let port = port_of(&self.subsystem(OTHER_NQN)?)?;
+        let attach = ["bdev_nvme_attach_controller", "-b", "I", "-n", OTHER_NQN];
+        client.run(&[&attach[..], &at[..], &[&port]].concat())?;
+        let health = ["bdev_nvme_get_controller_health_info", "-c", "I"];
+        client.run(&health)?;
+        let which = ["-n", "I", "-t", "admin", "-o", "2"];
+        let error = ["-s", "-w", "1000", "-e", "1", "-u", "0", "-c", "6"];
+        client.run(&[&["bdev_nvme_add_error_injection"], &which[..], &error[..]].concat())?;
+        client.refused(&health, -32603, "Internal error.")?;
+        client.run(&health)?;
+        client.run(&[&["bdev_nvme_remove_error_injection"], &which[..]].concat())?;
+        client.run(&["bdev_nvme_detach_controller", "I"])?;
+        client.run(&["nvmf_delete_subsystem", OTHER_NQN])?;
+        client.run(&["bdev_malloc_delete", "Far"]).map(drop)
     }
 
     /// Codes and texts of refused calls, which change nothing.
