@@ -387,7 +387,9 @@ impl<'a> Life<'a> {
         let at = ["-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s"];
         client.run(&["bdev_malloc_create", "-b", "Far", "8", "512"])?;
         client.run(&["nvmf_create_subsystem", OTHER_NQN, "-a"])?;
-        client.run(&["nvmf_subsystem_add_ns", OTHER_NQN, "Far"])?;
+        // A device has one name, and its UUID is one: the namespace has another than the device behind it.
+        let uuid = "9b1d6a2e-5c0f-4c6b-8f5e-2a7d3c4b5a69";
+        client.run(&["nvmf_subsystem_add_ns", OTHER_NQN, "Far", "-u", uuid])?;
         client.run(&[&["nvmf_subsystem_add_listener", OTHER_NQN], &at[..], &["0"]].concat())?;
         let port = port_of(&self.subsystem(OTHER_NQN)?)?;
         let attach = ["bdev_nvme_attach_controller", "-b", "I", "-n", OTHER_NQN];
