@@ -49,7 +49,7 @@ const SIM_MANY: u64 = 1000;
 /// Time for a campaign, in seconds: a week.
 const CAMPAIGN_LIMIT_S: u64 = 7 * 24 * 3600;
 /// Time that each fuzz target gets within `cargo xtask test`, in seconds.
-const FUZZ_SECONDS: u64 = 20;
+const FUZZ_SECONDS: u64 = 30;
 
 /// Raceline's checks and tools.
 #[derive(Parser)]
