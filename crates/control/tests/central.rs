@@ -4,47 +4,17 @@
 
 mod support;
 
-use std::net::TcpListener;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use support::discovery::{address, export, free_port, nqn, serve_discovery, wait};
 use support::{Kept, ok};
 
-const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn nqn(name: &str) -> String {
-    format!("nqn.2026-01.io.raceline:{name}")
-}
-
-fn address(port: u16) -> Value {
-    json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
+/// A daemon whose discovery service, on this port, is a centralized one.
 fn central(dir: &Path, port: u16) -> Kept {
-    let daemon = Kept::start(dir);
-    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
-    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port) });
-    ok(daemon.call("nvmf_subsystem_add_listener", listener));
+    let daemon = serve_discovery(dir, port);
     ok(daemon.call("nvmf_discovery_set_central", json!({ "enable": true })));
     daemon
-}
-
-fn export(daemon: &Kept, name: &str, any_host: bool) {
-    let listener = json!({ "nqn": nqn(name), "listen_address": address(0) });
-    for (method, params) in [
-        ("bdev_malloc_create", json!({ "name": name, "num_blocks": 64, "block_size": 512 })),
-        ("nvmf_create_subsystem", json!({ "nqn": nqn(name), "allow_any_host": any_host })),
-        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn(name), "namespace": { "bdev_name": name } })),
-        ("nvmf_subsystem_add_listener", listener),
-    ] {
-        ok(daemon.call(method, params));
-    }
 }
 
 fn registrations(daemon: &Kept) -> Value {
@@ -61,14 +31,6 @@ fn listed(central: &Kept) -> Vec<String> {
 
 fn devices(daemon: &Kept) -> usize {
     ok(daemon.call("bdev_get_bdevs", Value::Null)).as_array().unwrap().len()
-}
-
-fn wait(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

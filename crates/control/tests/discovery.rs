@@ -4,52 +4,9 @@
 
 mod support;
 
-use std::net::TcpListener;
-use std::path::Path;
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
+use support::discovery::{DISCOVERY, address, export, free_port, nqn, serve_discovery, wait};
 use support::{Kept, ok};
-
-const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-
-/// How long a test waits for an expected state.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn nqn(name: &str) -> String {
-    format!("nqn.2026-01.io.raceline:{name}")
-}
-
-fn address(port: u16) -> Value {
-    json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
-}
-
-/// A port that is free now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// A daemon with a discovery service on this port, behind the one under test.
-fn behind(dir: &Path, port: u16) -> Kept {
-    let daemon = Kept::start(dir);
-    ok(daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
-    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port) });
-    ok(daemon.call("nvmf_subsystem_add_listener", listener));
-    daemon
-}
-
-/// Exports a subsystem with one namespace.
-fn export(daemon: &Kept, name: &str) {
-    let listener = json!({ "nqn": nqn(name), "listen_address": address(0) });
-    for (method, params) in [
-        ("bdev_malloc_create", json!({ "name": name, "num_blocks": 64, "block_size": 512 })),
-        ("nvmf_create_subsystem", json!({ "nqn": nqn(name), "allow_any_host": true })),
-        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn(name), "namespace": { "bdev_name": name } })),
-        ("nvmf_subsystem_add_listener", listener),
-    ] {
-        ok(daemon.call(method, params));
-    }
-}
 
 fn withdraw(daemon: &Kept, name: &str) {
     ok(daemon.call("nvmf_delete_subsystem", json!({ "nqn": nqn(name) })));
@@ -71,14 +28,6 @@ fn devices(daemon: &Kept) -> Vec<String> {
     names
 }
 
-fn wait(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn info(daemon: &Kept) -> Value {
     ok(daemon.call("bdev_nvme_get_discovery_info", Value::Null))
 }
@@ -86,9 +35,9 @@ fn info(daemon: &Kept) -> Value {
 #[test]
 fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     let (dirs, port) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], free_port());
-    let back = behind(dirs[0].path(), port);
-    export(&back, "a");
-    export(&back, "b");
+    let back = serve_discovery(dirs[0].path(), port);
+    export(&back, "a", true);
+    export(&back, "b", true);
     let front = Kept::start(dirs[1].path());
     let wish = start("D", port, &json!({ "wait_for_attach": true }));
     ok(front.call("bdev_nvme_start_discovery", wish));
@@ -101,7 +50,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     assert_eq!(shown["problem"], Value::Null);
 
     // One more, reported by an event; then one less, under a namespace that is exported again.
-    export(&back, "c");
+    export(&back, "c", true);
     wait("c does not come", || devices(&front).len() == 3);
     for (method, params) in [
         ("nvmf_create_transport", json!({ "trtype": "tcp" })),
@@ -132,7 +81,7 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
     // A restart does not give a device's name to another subsystem.
     let front = Kept::start(dirs[1].path());
     assert_eq!(front.picture()["config"], before);
-    export(&back, "c");
+    export(&back, "c", true);
     wait("c does not come back", || devices(&front) == ["D1n1", "D2n1"]);
     let listed = || ok(front.call("nvmf_get_subsystems", json!({ "nqn": nqn("front") })));
     wait("it is not shown", || listed()[0]["namespaces"][0]["missing"].is_null());
@@ -140,12 +89,12 @@ fn what_is_listed_comes_and_goes_and_keeps_its_name() {
 
     // A controller that a client detaches stays away until it is listed anew.
     ok(front.call("bdev_nvme_detach_controller", json!({ "name": "D1" })));
-    export(&back, "d");
+    export(&back, "d", true);
     wait("d does not come", || devices(&front) == ["D2n1", "D3n1"]);
     assert_eq!(info(&front)[0]["subsystems"][0]["problem"], "it was detached");
     withdraw(&back, "b");
     wait("b is still listed", || info(&front)[0]["subsystems"].as_array().unwrap().len() == 2);
-    export(&back, "b");
+    export(&back, "b", true);
     wait("b does not come", || devices(&front) == ["D1n1", "D2n1", "D3n1"]);
 
     // The end removes everything, including what stands on it.
@@ -190,14 +139,14 @@ fn a_service_that_is_away_is_waited_for() {
     let none = front.call("bdev_nvme_stop_discovery", json!({ "name": "E" })).unwrap_err();
     assert!(none.contains("(-2)"), "{none}");
     // The service comes, dies, and comes again with another subsystem.
-    let back = behind(dirs[0].path(), port);
-    export(&back, "a");
+    let back = serve_discovery(dirs[0].path(), port);
+    export(&back, "a", true);
     wait("a does not come", || devices(&front) == ["D0n1"]);
     back.kill();
     wait("its end is not seen", || info(&front)[0]["problem"].is_string());
     assert_eq!(devices(&front), ["D0n1"]);
     let back = Kept::start(dirs[0].path());
-    export(&back, "b");
+    export(&back, "b", true);
     wait("b does not come", || devices(&front) == ["D0n1", "D1n1"]);
     ok(front.call("bdev_nvme_stop_discovery", json!({ "name": "D" })));
     front.kill();

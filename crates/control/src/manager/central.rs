@@ -259,20 +259,18 @@ impl Follower {
 
     /// Registers what is offered, unless it is registered.
     fn register(&mut self, offered: Vec<DiscoveryEntry>) -> Result<(), String> {
-        let host = match self.host.take_if(|host| !host.is_up()) {
-            Some(lost) => {
+        if let Some(lost) = self.host.take_if(|host| !host.is_up()) {
+            self.sent = None;
+            lost.disconnect();
+            return Err("the connection is lost".to_owned());
+        }
+        let host = match &self.host {
+            Some(host) => host,
+            None => {
                 self.sent = None;
-                lost.disconnect();
-                return Err("the connection is lost".to_owned());
+                let host = Host::connect(self.registrar.host.clone());
+                self.host.insert(host.map_err(|error| error.to_string())?)
             }
-            None => match &mut self.host {
-                Some(host) => host,
-                empty => {
-                    self.sent = None;
-                    let host = Host::connect(self.registrar.host.clone());
-                    empty.insert(host.map_err(|error| error.to_string())?)
-                }
-            },
         };
         if self.sent.as_ref() == Some(&offered) {
             return Ok(());

@@ -6,13 +6,13 @@
 use std::net::IpAddr;
 
 use raceline_proto::nvme::discovery::DiscoveryEntry;
-use raceline_proto::nvme::registration::{EntityKind, Registration};
+use raceline_proto::nvme::registration::Registration;
 use raceline_proto::nvme::{HostNqn, Nqn, Status};
 
 use crate::Target;
 use crate::changes::config::TargetError;
 use crate::changes::control::Control;
-use crate::records::registered::{Entity, Registered, RegisteredInfo, change};
+use crate::records::registered::{Registered, RegisteredInfo};
 
 impl Target {
     /// Makes the discovery service a centralized one, or an ordinary one again, which forgets all that has registered.
@@ -25,7 +25,7 @@ impl Target {
         }
         let mut state = self.control.lock();
         if state.registered.is_some() != is_central {
-            state.registered = is_central.then(Registered::new);
+            state.registered = is_central.then(Registered::default);
         }
         self.control.publish(&mut state)
     }
@@ -33,16 +33,7 @@ impl Target {
     /// What has registered; `None`: the discovery service is no centralized one.
     #[must_use]
     pub fn registered(&self) -> Option<Vec<RegisteredInfo>> {
-        let state = self.control.lock();
-        let info = |((kind, nqn), entity): (&(EntityKind, Nqn), &Entity)| RegisteredInfo {
-            kind: *kind,
-            nqn: nqn.clone(),
-            host: entity.owner.clone(),
-            name: entity.name.clone(),
-            version: entity.version.clone(),
-            entries: entity.entries.clone(),
-        };
-        state.registered.as_ref().map(|registered| registered.iter().map(info).collect())
+        self.control.lock().registered.as_ref().map(Registered::show)
     }
 
     /// What this target offers to any host, to be registered with a centralized discovery controller that is, or is not,
@@ -60,9 +51,7 @@ impl Target {
     pub fn deregister(&self, nqn: &Nqn) -> Result<bool, TargetError> {
         let mut state = self.control.lock();
         let Some(registered) = &mut state.registered else { return Ok(false) };
-        let before = registered.len();
-        registered.retain(|(_, other), _| other != nqn);
-        let has_changed = registered.len() != before;
+        let has_changed = registered.forget(nqn);
         if has_changed {
             self.control.publish(&mut state)?;
         }
@@ -81,7 +70,7 @@ impl Control {
         let mut state = self.lock();
         let registered = state.registered.as_mut().ok_or(Status::INVALID_OPCODE.dnr())?;
         let before = registered.clone();
-        change(registered, host, peer, wish)?;
+        registered.change(host, peer, wish)?;
         self.publish(&mut state).map_err(|error| {
             tracing::error!(%error, "a registration failed");
             state.registered = Some(before);

@@ -33,7 +33,7 @@ use crate::records::counters::QueueTotals;
 use crate::records::limited::{HostLimit, Limited};
 use crate::records::names::{ISCSI_OWNER, Protocol};
 use crate::records::placement::PlacementPolicy;
-use crate::records::registered::{Registered, listed};
+use crate::records::registered::Registered;
 use crate::records::registry::Shared;
 
 /// How long a core may take to answer the control thread: it answers within a turn of its loop.
@@ -243,7 +243,7 @@ impl Control {
             listeners: state.listeners.clone(),
             discovery_ports: state.discovery_ports.clone(),
             referrals: state.referrals.clone(),
-            registered: state.registered.as_ref().map(listed),
+            registered: state.registered.as_ref().map(Registered::listed),
             discovery_filter: state.discovery_filter,
             discovery_limits: self.shared.config.discovery_limits(),
         });

@@ -20,16 +20,21 @@ pub const MAX_REGISTERED: usize = 1024;
 pub const MAX_REGISTERED_ENTRIES: usize = 16_384;
 
 /// What has registered.
-pub(crate) type Registered = BTreeMap<(EntityKind, Nqn), Entity>;
+#[derive(Clone, Default)]
+pub(crate) struct Registered {
+    entities: BTreeMap<(EntityKind, Nqn), Entity>,
+    /// What the discovery log lists of it.
+    listed: Arc<[DiscoveryEntry]>,
+}
 
 /// A host or a discovery controller that has registered.
 #[derive(Clone)]
 pub(crate) struct Entity {
     /// The host that has registered it, and alone may change it.
-    pub(crate) owner: HostNqn,
-    pub(crate) name: String,
-    pub(crate) version: String,
-    pub(crate) entries: Vec<DiscoveryEntry>,
+    owner: HostNqn,
+    name: String,
+    version: String,
+    entries: Vec<DiscoveryEntry>,
 }
 
 /// A host or a discovery controller that has registered.
@@ -49,19 +54,58 @@ pub struct RegisteredInfo {
     pub entries: Vec<DiscoveryEntry>,
 }
 
-/// What the log lists of what has registered.
-pub(crate) fn listed(registered: &Registered) -> Arc<[DiscoveryEntry]> {
-    // A host's entry says where the host is, which is nothing to connect to.
-    let listed = registered.iter().filter(|((kind, _), _)| *kind != EntityKind::Host);
-    listed.flat_map(|(_, entity)| &entity.entries).copied().collect()
+impl Registered {
+    /// What the discovery log lists.
+    pub(crate) fn listed(&self) -> Arc<[DiscoveryEntry]> {
+        Arc::clone(&self.listed)
+    }
+
+    /// All of it, for people.
+    pub(crate) fn show(&self) -> Vec<RegisteredInfo> {
+        let info = |((kind, nqn), entity): (&(EntityKind, Nqn), &Entity)| RegisteredInfo {
+            kind: *kind,
+            nqn: nqn.clone(),
+            host: entity.owner.clone(),
+            name: entity.name.clone(),
+            version: entity.version.clone(),
+            entries: entity.entries.clone(),
+        };
+        self.entities.iter().map(info).collect()
+    }
+
+    /// Forgets what has registered under this NQN; gives whether something had.
+    pub(crate) fn forget(&mut self, nqn: &Nqn) -> bool {
+        let before = self.entities.len();
+        self.entities.retain(|(_, other), _| other != nqn);
+        self.list();
+        self.entities.len() != before
+    }
+
+    /// Changes it as a host wants that is connected from `peer`.
+    ///
+    /// # Errors
+    /// The status for the host; then nothing has changed.
+    pub(crate) fn change(
+        &mut self,
+        host: &HostNqn,
+        peer: IpAddr,
+        wish: &Registration,
+    ) -> Result<(), Status> {
+        change(&mut self.entities, host, peer, wish)?;
+        self.list();
+        Ok(())
+    }
+
+    fn list(&mut self) {
+        // A host's entry says where the host is, which is nothing to connect to.
+        let listed = self.entities.iter().filter(|((kind, _), _)| *kind != EntityKind::Host);
+        self.listed = listed.flat_map(|(_, entity)| &entity.entries).copied().collect();
+    }
 }
 
-/// Changes what has registered as the host wants it.
-///
-/// # Errors
-/// The status for the host; then nothing has changed.
-pub(crate) fn change(
-    registered: &mut Registered,
+/// [`Registered::change`], without the list.
+fn change(
+    registered: &mut BTreeMap<(EntityKind, Nqn), Entity>,
     host: &HostNqn,
     peer: IpAddr,
     wish: &Registration,
@@ -174,7 +218,7 @@ mod tests {
     }
 
     fn places(registered: &Registered) -> Vec<(Nqn, String)> {
-        let listed = super::listed(registered);
+        let listed = registered.listed();
         let place = |entry: &DiscoveryEntry| {
             (Nqn::from_field(&entry.subnqn).unwrap(), entry.address().unwrap().0.to_owned())
         };
@@ -184,9 +228,9 @@ mod tests {
     #[test]
     fn entries_come_change_and_go() {
         use RegistrationTask::{Deregister, Register, Update};
-        let mut registered = Registered::new();
+        let mut registered = Registered::default();
         let mut then = |task, entries: &[DiscoveryEntry]| {
-            change(&mut registered, &host("s"), PEER, &wish(task, "s", entries)).unwrap();
+            registered.change(&host("s"), PEER, &wish(task, "s", entries)).unwrap();
             places(&registered)
         };
         let (a, b) = (entry("a", "192.0.2.1"), entry("b", "192.0.2.1"));
@@ -197,75 +241,75 @@ mod tests {
         assert_eq!(then(Update, &[a]).len(), 2);
         assert_eq!(then(Deregister, &[b]), [at_a]);
         assert_eq!(then(Deregister, &[]), []);
-        assert!(registered.is_empty());
+        assert!(registered.entities.is_empty());
     }
 
     #[test]
     fn nobody_changes_what_another_has_registered() {
-        let mut registered = Registered::new();
+        let mut registered = Registered::default();
         let register = wish(RegistrationTask::Register, "s", &[entry("a", "192.0.2.1")]);
-        change(&mut registered, &host("one"), PEER, &register).unwrap();
+        registered.change(&host("one"), PEER, &register).unwrap();
         for task in
             [RegistrationTask::Register, RegistrationTask::Update, RegistrationTask::Deregister]
         {
             let by_another = wish(task, "s", &[]);
-            assert_eq!(change(&mut registered, &host("two"), PEER, &by_another), Err(BAD));
+            assert_eq!(registered.change(&host("two"), PEER, &by_another), Err(BAD));
         }
         assert_eq!(places(&registered).len(), 1);
         let mut as_host = wish(RegistrationTask::Register, "three", &[]);
         as_host.kind = EntityKind::Host;
-        assert_eq!(change(&mut registered, &host("two"), PEER, &as_host), Err(BAD));
+        assert_eq!(registered.change(&host("two"), PEER, &as_host), Err(BAD));
         let unknown = wish(RegistrationTask::Deregister, "none", &[]);
-        assert_eq!(change(&mut registered, &host("two"), PEER, &unknown), Err(BAD));
+        assert_eq!(registered.change(&host("two"), PEER, &unknown), Err(BAD));
     }
 
     #[test]
     fn an_entry_without_an_address_is_of_its_sender_and_hosts_are_not_listed() {
-        let mut registered = Registered::new();
+        let mut registered = Registered::default();
         let direct = wish(RegistrationTask::Register, "s", &[entry("a", "")]);
-        change(&mut registered, &host("s"), PEER, &direct).unwrap();
+        registered.change(&host("s"), PEER, &direct).unwrap();
         assert_eq!(places(&registered), [(nqn("a"), PEER.to_string())]);
         let mut as_host = wish(RegistrationTask::Register, "h", &[entry("h", "")]);
         as_host.kind = EntityKind::Host;
-        change(&mut registered, &host("h"), PEER, &as_host).unwrap();
-        assert_eq!(registered.len(), 2);
+        registered.change(&host("h"), PEER, &as_host).unwrap();
+        assert_eq!(registered.entities.len(), 2);
         assert_eq!(places(&registered).len(), 1);
     }
 
     #[test]
     fn a_service_is_a_referral_and_an_unknown_type_is_refused() {
-        let mut registered = Registered::new();
+        let mut registered = Registered::default();
         let mut service = entry("a", "192.0.2.1");
         service.subtype = SUBTYPE_CURRENT_DISCOVERY;
         let register = wish(RegistrationTask::Register, "s", &[service]);
-        change(&mut registered, &host("s"), PEER, &register).unwrap();
-        assert_eq!(super::listed(&registered)[0].subtype, SUBTYPE_REFERRAL);
+        registered.change(&host("s"), PEER, &register).unwrap();
+        assert_eq!(registered.listed()[0].subtype, SUBTYPE_REFERRAL);
         service.subtype = 9;
         let unknown = wish(RegistrationTask::Register, "s", &[service]);
-        assert_eq!(change(&mut registered, &host("s"), PEER, &unknown), Err(BAD));
+        assert_eq!(registered.change(&host("s"), PEER, &unknown), Err(BAD));
     }
 
     #[test]
     fn registrations_are_bounded() {
         let full = Err(Status::INSUFFICIENT_DISCOVERY_RESOURCES.dnr());
-        let mut registered = Registered::new();
+        let mut registered = Registered::default();
         for number in 0..MAX_REGISTERED {
             let entity = format!("s{number}");
             let one = wish(RegistrationTask::Register, &entity, &[]);
-            change(&mut registered, &host("s"), PEER, &one).unwrap();
+            registered.change(&host("s"), PEER, &one).unwrap();
         }
         let one_more = wish(RegistrationTask::Register, "more", &[]);
-        assert_eq!(change(&mut registered, &host("s"), PEER, &one_more), full);
+        assert_eq!(registered.change(&host("s"), PEER, &one_more), full);
         let many: Vec<_> = (0..MAX_REGISTERED_ENTRIES)
             .map(|number| entry(&number.to_string(), "192.0.2.1"))
             .collect();
         // At once: one after the other takes the time of a comparison for each pair.
-        registered.get_mut(&(EntityKind::Direct, nqn("s0"))).unwrap().entries = many;
+        registered.entities.get_mut(&(EntityKind::Direct, nqn("s0"))).unwrap().entries = many;
         for entity in ["s0", "s1"] {
             let update = wish(RegistrationTask::Update, entity, &[entry("one-more", "192.0.2.1")]);
-            assert_eq!(change(&mut registered, &host("s"), PEER, &update), full);
+            assert_eq!(registered.change(&host("s"), PEER, &update), full);
         }
         let less = wish(RegistrationTask::Register, "s0", &[]);
-        change(&mut registered, &host("s"), PEER, &less).unwrap();
+        registered.change(&host("s"), PEER, &less).unwrap();
     }
 }
