@@ -46,18 +46,11 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     }
     let scratch = tree.scratch("tshark")?;
     let file = scratch.join("traffic.pcapng");
-    let mut attempt = 1;
-    let port = loop {
-        let port = match record(tree, &scratch, &file)? {
-            Ok(port) => port,
-            Err(why) => return setup::cannot(&why),
-        };
-        let missing = missing_bytes(&file, port)?;
-        if missing.is_empty() || attempt == CAPTURES {
-            break port;
-        }
-        println!("# capture {attempt} is not complete, once more: {}", missing.join("; "));
-        attempt += 1;
+    let recorded =
+        until_complete(&file, || Ok(record(tree, &scratch, &file)?.map(|port| (port, ()))))?;
+    let port = match recorded {
+        Ok((port, ())) => port,
+        Err(why) => return setup::cannot(&why),
     };
     let mut checks = Checks::default();
     judge(&mut checks, &file, port);
@@ -72,6 +65,27 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.outcome()
 }
 
+/// Records, with a target at the port that `record` gives, until the capture in `file` holds every byte, [`CAPTURES`]
+/// times at most. The inner error says why this user or machine may not capture.
+fn until_complete<T>(
+    file: &Path,
+    record: impl Fn() -> Result<Result<(u16, T), String>>,
+) -> Result<Result<(u16, T), String>> {
+    let mut attempt = 1;
+    loop {
+        let recorded = match record()? {
+            Ok(recorded) => recorded,
+            Err(why) => return Ok(Err(why)),
+        };
+        let missing = missing_bytes(file, recorded.0)?;
+        if missing.is_empty() || attempt == CAPTURES {
+            return Ok(Ok(recorded));
+        }
+        println!("# capture {attempt} is not complete, once more: {}", missing.join("; "));
+        attempt += 1;
+    }
+}
+
 /// Captures the traffic with a target of its own and returns that target's port; the inner error
 /// says why this user or machine may not capture.
 fn record(tree: &Tree, scratch: &Path, file: &Path) -> Result<Result<u16, String>> {
@@ -82,10 +96,7 @@ fn record(tree: &Tree, scratch: &Path, file: &Path) -> Result<Result<u16, String
     };
     traffic(tree, &target, scratch)?;
     target.healthy()?;
-    std::thread::sleep(SETTLE);
-    capture.signal("INT");
-    let ended = capture.wait()?;
-    ensure!(ended.status.is_some(), "tshark did not stop\n{}", ended.tail(10));
+    finish(capture)?;
     let port = target.port;
     target.stop("TERM")?;
     Ok(Ok(port))
@@ -105,6 +116,15 @@ fn capture(file: &Path, port: u16) -> Result<Result<Running, String>> {
     // tshark prints the line shortly before it sees the first packet.
     std::thread::sleep(SETTLE);
     Ok(Ok(capture))
+}
+
+/// Ends a capture once what was sent has reached it. A capture that failed, of a full disk for one, is an error.
+fn finish(capture: Running) -> Result<()> {
+    std::thread::sleep(SETTLE);
+    capture.signal("INT");
+    let ended = capture.wait()?;
+    ensure!(ended.success(), "tshark, which captures: {}\n{}", ended.why(), ended.tail(10));
+    Ok(())
 }
 
 /// Traffic with every PDU type: in-capsule writes and R2T, with and without digests, and errors.
@@ -149,8 +169,19 @@ fn dissect(file: &Path, port: u16, filter: &str, fields: &[&str]) -> Result<Vec<
     }
     words.extend(["-Y", filter, "-T", "fields"].map(str::to_owned));
     words.extend(fields.iter().flat_map(|&field| ["-e".to_owned(), field.to_owned()]));
-    let task = Task::new("tshark").args(["-r"]).args([file]).args(words).limit(120);
-    Ok(task.check()?.stdout.lines().map(str::to_owned).collect())
+    lines_of(Task::new("tshark").args(["-r"]).args([file]).args(words))
+}
+
+/// What a tshark that reads a capture prints. Its error is what it printed beside the packets: their lines, which
+/// are many, would hide the reason.
+fn lines_of(tshark: Task) -> Result<Vec<String>> {
+    let ended = tshark.limit(120).run()?;
+    if !ended.success() {
+        let packets: BTreeSet<&str> = ended.stdout.lines().collect();
+        let said: Vec<&str> = ended.output.lines().filter(|line| !packets.contains(line)).collect();
+        bail!("tshark, which reads the capture: {}\n{}", ended.why(), tail(&said.join("\n"), 10));
+    }
+    Ok(ended.stdout.lines().map(str::to_owned).collect())
 }
 
 /// The byte ranges that are in no packet of the capture, whatever the packets' order, as text.
