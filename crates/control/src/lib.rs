@@ -16,6 +16,7 @@ pub mod error;
 pub mod keyring;
 pub mod logging;
 pub mod manager;
+mod masked;
 pub mod method;
 mod methods;
 pub mod params;

@@ -12,6 +12,7 @@ pub mod controllers;
 pub mod discovery;
 mod error;
 pub(crate) mod generation;
+pub mod iscsi;
 pub mod journal;
 pub mod keys;
 pub mod mdns;
@@ -48,6 +49,7 @@ use change::Keeping;
 use controllers::Controllers;
 use controllers::hotplug::Hotplug;
 use discovery::Discoveries;
+use iscsi::Iscsi;
 use journal::{Journal, NoJournal};
 use mdns::MdnsDiscoveries;
 use missing::MissingParts;
@@ -149,8 +151,10 @@ pub struct Model {
     pub keyring: Keyring,
     /// Parts that are configured but missing.
     pub missing: MissingParts,
-    /// What is exported.
+    /// What is exported by NVMe/TCP, and the cores of all targets.
     pub nvmf: Nvmf,
+    /// What is exported by iSCSI.
+    pub iscsi: Iscsi,
     /// The calls that make all of it again.
     pub catalogue: Catalogue,
     /// The last events.
@@ -210,8 +214,8 @@ impl Manager {
         self.end_threads();
         let _one_at_a_time = self.keeping.hold_changes();
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
-        for transport in targets.into_values().filter_map(|target| target.transport) {
-            nvmf::stop(transport.target)?;
+        for running in targets.into_values().filter_map(|target| target.running) {
+            nvmf::stop(running.target)?;
         }
         let searches = std::mem::take(&mut self.model_mut().mdns_discoveries);
         searches.into_values().for_each(|mdns| mdns.end());
@@ -241,8 +245,8 @@ impl Manager {
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         let model = self.model();
-        let mut transports = model.nvmf.targets.values().filter_map(|t| t.transport.as_ref());
-        transports.all(|transport| transport.target.is_running())
+        let mut all = model.nvmf.targets.values().filter_map(|target| target.running.as_ref());
+        all.all(|running| running.target.is_running())
     }
 
     fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {

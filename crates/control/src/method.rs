@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use crate::absent::{US, absent};
 use crate::error::{RpcError, code};
 use crate::manager::{Manager, Phase};
+use crate::masked::{masked, may_hold_secret};
 use crate::params;
 use crate::role::{Peer, Role};
 use crate::schema::schema;
@@ -386,7 +387,13 @@ const AUDIT_TEXT_BYTES: usize = 512;
 /// One line for each change: who, what, and how it ended.
 fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcError>) {
     let text = params.map_or("", RawValue::get);
-    let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let shown = match may_hold_secret(text) {
+        true => {
+            serde_json::from_str(text).map_or_else(|_| String::new(), |p| masked(&p).to_string())
+        }
+        false => text.to_owned(),
+    };
+    let text: String = shown.split_whitespace().collect::<Vec<_>>().join(" ");
     let end = text.floor_char_boundary(AUDIT_TEXT_BYTES);
     let outcome = result.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned());
     let Peer { uid, pid, .. } = call.peer;

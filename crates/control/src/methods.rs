@@ -5,6 +5,7 @@ mod bdev;
 mod cpu;
 mod framework;
 mod iobuf;
+mod iscsi;
 mod kept;
 mod keyring;
 mod log;
@@ -33,6 +34,7 @@ impl Registry {
             keyring::register,
             bdev::register,
             nvmf::register,
+            iscsi::register,
             qos::register,
             accel::register,
             iobuf::register,

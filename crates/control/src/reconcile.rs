@@ -10,6 +10,7 @@ use serde_json::Value;
 pub use object::{Object, Removal};
 
 use crate::configuration;
+use crate::masked::masked;
 use crate::method::{Access, Registry};
 use crate::state::{Call, SubsystemConfig};
 
@@ -291,7 +292,7 @@ impl fmt::Display for Difference<'_> {
                 write!(f, "~ {is}")?;
                 for name in params {
                     let show = |object: &Object| match object.param(name) {
-                        Some(value) => value.to_string(),
+                        Some(value) => masked(value).to_string(),
                         None => "unset".to_owned(),
                     };
                     write!(f, " {name}: {} -> {}", show(is), show(wanted))?;

@@ -84,9 +84,31 @@ pub enum Form {
     Set,
     /// Mebibytes, sent as a count of blocks of `block_size` bytes.
     Mebibytes,
+    /// Words between spaces, each `FIRST:SECOND`: a list of objects with two members.
+    Pairs(&'static Pair),
+    /// The secrets of CHAP: `user:USER secret:SECRET muser:USER msecret:SECRET`, and the next after a comma.
+    Secrets,
     /// Accepted and not sent: old clients have it, no daemon does.
     Ignored,
 }
+
+/// The members of an object that is written `FIRST:SECOND`, and whether they are numbers.
+#[derive(Debug, Eq, PartialEq)]
+pub struct Pair {
+    /// Its kind in the table.
+    kind: &'static str,
+    /// The member before the last colon.
+    pub first: (&'static str, bool),
+    /// The member after it.
+    pub second: (&'static str, bool),
+}
+
+/// The objects that are written so.
+static PAIRS: [Pair; 3] = [
+    Pair { kind: "portals", first: ("host", false), second: ("port", false) },
+    Pair { kind: "luns", first: ("bdev_name", false), second: ("lun_id", true) },
+    Pair { kind: "maps", first: ("pg_tag", true), second: ("ig_tag", true) },
+];
 
 impl Form {
     /// Whether a word follows the option.
@@ -249,7 +271,11 @@ fn named_form(word: &str) -> Form {
         "set" => Form::Set,
         "mib" => Form::Mebibytes,
         "ignored" => Form::Ignored,
-        other => panic!("unknown form {other}"),
+        "secrets" => Form::Secrets,
+        other => match PAIRS.iter().find(|pair| pair.kind == other) {
+            Some(pair) => Form::Pairs(pair),
+            None => panic!("unknown form {other}"),
+        },
     }
 }
 

@@ -44,7 +44,7 @@ fn save(daemon: &Daemon) -> Value {
 
 fn methods(config: &Value) -> BTreeSet<String> {
     let sections = config["subsystems"].as_array().unwrap().iter();
-    let calls = sections.flat_map(|section| section["config"].as_array().unwrap());
+    let calls = sections.flat_map(|section| section["config"].as_array().into_iter().flatten());
     calls.map(|call| call["method"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -66,6 +66,29 @@ fn what_nvmf_tgt_has_saved_is_a_target_here() {
     assert_eq!(namespaces[1]["uuid"], "27fd5d24-ac4c-53ba-8a8f-8c8b3f2a10d1");
     assert_eq!(subsystem["listen_addresses"].as_array().unwrap().len(), 1);
     // The saved configuration has everything that was loaded, and makes the same target again.
+    let ours = save(&daemon);
+    let lost: Vec<String> = methods(&saved).difference(&methods(&ours)).cloned().collect();
+    assert!(lost.iter().all(|method| ORDERS.contains(&method.as_str())), "{lost:?}");
+    daemon.stop().unwrap();
+    let daemon = start(dir.path(), &ours);
+    assert_eq!(save(&daemon), ours);
+    daemon.stop().unwrap();
+}
+
+#[test]
+fn what_iscsi_tgt_saves_is_a_target_here() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved: Value = serde_json::from_str(include_str!("data/as_iscsi_tgt_saves.json")).unwrap();
+    let daemon = start(dir.path(), &saved);
+    let nodes = call(&daemon, "iscsi_get_target_nodes", &Value::Null);
+    let section = saved["subsystems"].as_array().unwrap().iter();
+    let section = section.clone().find(|section| section["subsystem"] == "iscsi").unwrap();
+    let before = section["config"].as_array().unwrap();
+    assert_eq!(nodes[0], before[3]["params"]);
+    let options = call(&daemon, "iscsi_get_options", &Value::Null);
+    assert_eq!(options, before[0]["params"]);
+    let groups = call(&daemon, "iscsi_get_portal_groups", &Value::Null);
+    assert_ne!(groups[0]["portals"][0]["port"], "0", "it listens");
     let ours = save(&daemon);
     let lost: Vec<String> = methods(&saved).difference(&methods(&ours)).cloned().collect();
     assert!(lost.iter().all(|method| ORDERS.contains(&method.as_str())), "{lost:?}");

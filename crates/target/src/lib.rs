@@ -94,6 +94,7 @@ pub use changes::iscsi_config::{
     InitiatorPattern, IscsiError, IscsiSettings, LunConfig, MAX_ISCSI_QUEUE_DEPTH, MAX_LUN,
     Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
+pub use changes::iscsi_state::check_name as check_iscsi_name;
 pub use changes::listeners::Entrance;
 pub use changes::manual::ManualCore;
 pub use changes::pool::PoolInfo;

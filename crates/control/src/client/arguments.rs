@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::schema::schema;
-use crate::spelling::{Flag, Form, Positional, Prints, Spelling, current_name, spelling};
+use crate::spelling::{Flag, Form, Pair, Positional, Prints, Spelling, current_name, spelling};
 
 /// Bytes in the unit of sizes on command lines.
 const MEBIBYTE: u128 = 1 << 20;
@@ -211,6 +211,22 @@ impl<'a> Parser<'a> {
             Form::False => Value::Bool(false),
             Form::List => parts().map(list_element).collect(),
             Form::Set => Value::Object(self.set_of(path, parts())),
+            Form::Pairs(pair) => {
+                let wrong = |word: &str| {
+                    let (first, second) = (pair.first.0, pair.second.0);
+                    self.wrong(format_args!("{argument}: '{word}' is not {first}:{second}"))
+                };
+                let words = word.split_whitespace();
+                words
+                    .map(|word| pair_of(pair, word).ok_or_else(|| wrong(word)))
+                    .collect::<Result<Value, _>>()?
+            }
+            Form::Secrets => secrets_of(word).ok_or_else(|| {
+                // The words are secrets: the message does not repeat them.
+                self.wrong(format_args!(
+                    "{argument} takes user:USER secret:SECRET, and the next after a comma"
+                ))
+            })?,
             Form::Ignored => return Ok(()),
             Form::Mebibytes => {
                 let size = mebibytes(word).ok_or_else(|| {
@@ -289,6 +305,31 @@ fn spelled(spelling: &Spelling, parameter: &str) -> String {
         .filter_map(|option| option.spellings.last().map(String::as_str))
         .collect();
     if options.is_empty() { parameter.to_owned() } else { options.join(" or ") }
+}
+
+/// `FIRST:SECOND` as an object.
+fn pair_of(pair: &Pair, word: &str) -> Option<Value> {
+    let (first, second) = word.rsplit_once(':')?;
+    let member = |(name, is_number): (&str, bool), word: &str| {
+        let value = if is_number { integer(word)? } else { Value::from(word) };
+        Some((name.to_owned(), value))
+    };
+    let members = [member(pair.first, first)?, member(pair.second, second)?];
+    Some(Value::Object(members.into_iter().collect()))
+}
+
+/// Secrets of CHAP, each an object of the members that are named.
+fn secrets_of(text: &str) -> Option<Value> {
+    let member = |word: &str| {
+        let (name, value) = word.split_once(':')?;
+        let is_known = ["user", "secret", "muser", "msecret"].contains(&name);
+        is_known.then(|| (name.to_owned(), Value::from(value)))
+    };
+    let secret = |text: &str| {
+        let members: Option<Map<String, Value>> = text.split_whitespace().map(member).collect();
+        members.map(Value::Object)
+    };
+    text.split(',').map(secret).collect()
 }
 
 /// An element of a list: numbers are numbers.

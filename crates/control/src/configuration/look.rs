@@ -74,7 +74,7 @@ fn because(call: &Call, who: &str, why: &str) -> String {
     }
 }
 
-/// Calls without effect in one line, by section: `iscsi (iscsi_set_options), vmd (vmd_enable)`.
+/// Calls without effect in one line, by section: `fsdev (fsdev_set_opts), vmd (vmd_enable)`.
 pub fn summary<'a>(calls: impl IntoIterator<Item = (&'a str, &'a str)>) -> Option<String> {
     let mut order = Vec::new();
     let mut by_section: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

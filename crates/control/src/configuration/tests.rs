@@ -73,9 +73,9 @@ fn what_is_no_configuration_is_placed() {
 fn all_that_cannot_be_made_is_named_at_once() {
     let looked = look_at(
         r#"{"subsystems": [
-        {"subsystem": "iscsi", "config": [
-            {"method": "iscsi_set_options", "params": {"max_sessions": 16}},
-            {"method": "iscsi_create_portal_group", "params": {"tag": 1}}]},
+        {"subsystem": "vfio_user_target", "config": [
+            {"method": "vfu_tgt_set_base_path", "params": {"path": "/run"}},
+            {"method": "vfu_virtio_create_blk_endpoint", "params": {"name": "e"}}]},
         {"subsystem": "bdev", "config": [
             {"method": "bdev_malloc_create", "params": {"num_blocks": 8}},
             {"method": "bdev_nul_create"},
@@ -83,14 +83,14 @@ fn all_that_cannot_be_made_is_named_at_once() {
     );
     let refused = looked.refused.unwrap();
     for part in [
-        "iscsi config[1] iscsi_create_portal_group belongs to SPDK's iSCSI target (iscsi)",
+        "vfio_user_target config[1] vfu_virtio_create_blk_endpoint belongs to SPDK's vfio-user target (vfu_tgt)",
         "bdev config[0] bdev_malloc_create: Invalid parameters (-32602): missing field `block_size`",
         "bdev config[1] bdev_nul_create: Method not found (-32601): did you mean bdev_null_create?",
         "bdev config[2] construct_raid_bdev (now bdev_raid_create) belongs to SPDK's RAID devices",
     ] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
-    assert_eq!(looked.kept.as_deref(), Some("iscsi (iscsi_set_options)"));
+    assert_eq!(looked.kept.as_deref(), Some("vfio_user_target (vfu_tgt_set_base_path)"));
 }
 
 #[test]

@@ -62,6 +62,11 @@ impl Claim {
             Self::Bdev { module, .. } => module,
         }
     }
+
+    /// Whether LUNs may show the device at the same time.
+    fn shares(&self) -> bool {
+        matches!(self, Self::Namespace { .. })
+    }
 }
 
 impl fmt::Display for Claim {
@@ -126,6 +131,9 @@ pub struct Entry {
     pub key: Option<Key>,
     /// Its exclusive user.
     pub claim: Option<Claim>,
+    /// The LUNs that show it by iSCSI: target node and number. They share it with each other and with a namespace, as
+    /// in SPDK, but with nothing that stands on it.
+    pub luns: Vec<(String, u16)>,
     /// The limits of what hosts do with it.
     pub limits: QosLimits,
 }
@@ -166,6 +174,7 @@ impl Entry {
             bases: Vec::new(),
             key: None,
             claim: None,
+            luns: Vec::new(),
             limits: QosLimits::default(),
         }
     }
@@ -299,6 +308,12 @@ impl Bdevs {
         }
     }
 
+    fn with_luns(&mut self, name: &str, change: impl FnOnce(&mut Vec<(String, u16)>)) {
+        if let Some(entry) = self.names.get(name).and_then(|number| self.entries.get_mut(number)) {
+            change(&mut entry.luns);
+        }
+    }
+
     pub(super) fn set_claim(&mut self, name: &str, claim: Option<Claim>) {
         if let Some(entry) = self.names.get(name).and_then(|number| self.entries.get_mut(number)) {
             entry.claim = claim;
@@ -362,8 +377,31 @@ impl Change<'_> {
         if let Some(other) = &bdev.claim {
             return Err(ManagerError::Claimed { name: name.to_owned(), by: other.to_string() });
         }
+        if let (false, Some((node, lun))) = (claim.shares(), bdev.luns.first()) {
+            let by = format!("LUN {lun} of {node}");
+            return Err(ManagerError::Claimed { name: name.to_owned(), by });
+        }
         model.bdevs.set_claim(name, Some(claim));
         Ok(())
+    }
+
+    /// Notes that a LUN shows a device.
+    ///
+    /// # Errors
+    /// When there is no such device, or it has a user that does not share it.
+    pub(super) fn use_bdev(&mut self, name: &str, lun: (String, u16)) -> Result<(), ManagerError> {
+        let mut model = self.model_mut();
+        let bdev = model.bdev(name)?;
+        if let Some(other) = bdev.claim.as_ref().filter(|claim| !claim.shares()) {
+            return Err(ManagerError::Claimed { name: name.to_owned(), by: other.to_string() });
+        }
+        model.bdevs.with_luns(name, |luns| luns.push(lun));
+        Ok(())
+    }
+
+    /// Notes that a LUN does not show a device any more.
+    pub(super) fn leave_bdev(&mut self, name: &str, lun: &(String, u16)) {
+        self.model_mut().bdevs.with_luns(name, |luns| luns.retain(|other| other != lun));
     }
 
     /// Gives up a claim.
@@ -390,13 +428,13 @@ impl Change<'_> {
     }
 
     fn take_bdev(&mut self, name: &str, forget: bool) -> Result<Entry, ManagerError> {
-        let (name, above, claim) = {
+        let (name, above, claim, luns) = {
             let model = self.model();
             let bdev = model.bdev(name)?;
             bdev.details.before_removal();
             let above: Vec<String> =
                 model.bdevs.above(&bdev.name).map(|entry| entry.name.clone()).collect();
-            (bdev.name.clone(), above, bdev.claim.clone())
+            (bdev.name.clone(), above, bdev.claim.clone(), bdev.luns.clone())
         };
         let parse =
             |nqn: &str| Nqn::new(nqn).map_err(|error| ManagerError::Invalid(error.to_string()));
@@ -415,7 +453,14 @@ impl Change<'_> {
             }
             (Some(Claim::Bdev { .. }) | None, _) => {}
         }
+        for (node, lun) in luns {
+            match forget {
+                true => self.remove_lun(&node, lun)?,
+                false => self.hide_lun(&node, lun)?,
+            }
+        }
         if forget {
+            self.remove_luns_waiting(|waited| waited == name);
             self.remove_waiting(|waited| waited == name);
             self.forget_bdev_limits(&name);
         }

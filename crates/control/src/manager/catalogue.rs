@@ -34,7 +34,7 @@ pub enum Section {
     Fsdev,
     /// NVMe over Fabrics.
     Nvmf,
-    /// iSCSI: not here.
+    /// iSCSI.
     Iscsi,
     /// Targets over vfio-user: not here.
     #[serde(rename = "vfio_user_target")]
@@ -84,7 +84,7 @@ impl Section {
     /// Whether it belongs to a part of SPDK that is not here, so that its settings have no effect.
     #[must_use]
     pub fn is_absent(self) -> bool {
-        matches!(self, Self::Vmd | Self::Fsdev | Self::Iscsi | Self::VfioUserTarget)
+        matches!(self, Self::Vmd | Self::Fsdev | Self::VfioUserTarget)
     }
 
     /// The sections that must come before it.
@@ -92,11 +92,12 @@ impl Section {
     pub fn depends_on(self) -> &'static [Self] {
         match self {
             Self::Vmd | Self::Keyring | Self::Iobuf | Self::Scheduler => &[],
-            Self::Fsdev | Self::Iscsi | Self::VfioUserTarget => &[],
+            Self::Fsdev | Self::VfioUserTarget => &[],
             Self::Sock => &[Self::Iobuf],
             Self::Accel => &[Self::Iobuf, Self::Keyring],
             Self::Bdev => &[Self::Accel, Self::Iobuf, Self::Sock, Self::Keyring],
             Self::Nvmf => &[Self::Bdev, Self::Keyring, Self::Sock],
+            Self::Iscsi => &[Self::Bdev, Self::Sock],
         }
     }
 }
@@ -206,9 +207,20 @@ impl Catalogue {
         self.order.values().filter_map(|key| Some((key, &self.entries.get(key)?.1)))
     }
 
-    /// The entries of one section in the order in which they were made.
+    /// The entries of one section in an order in which they can be made.
     pub fn section(&self, section: Section) -> impl Iterator<Item = &Entry> {
-        self.entries().map(|(_, entry)| entry).filter(move |entry| entry.section == section)
+        self.in_order(section).map(|(_, entry)| entry)
+    }
+
+    /// The entries of one section and their names, in an order in which they can be made: that in which they were made,
+    /// but for iSCSI that of their kinds. There an entry may have come to need one that was made later.
+    pub fn in_order(&self, section: Section) -> impl Iterator<Item = (&Key, &Entry)> {
+        let of_section = self.entries().filter(move |(_, entry)| entry.section == section);
+        let mut found: Vec<(&Key, &Entry)> = of_section.collect();
+        if section == Section::Iscsi {
+            found.sort_by_key(|(_, entry)| iscsi_rank(&entry.method));
+        }
+        found.into_iter()
     }
 
     /// The entries that stand on a device of this name, in their order.
@@ -272,6 +284,17 @@ impl Catalogue {
             }
         }
     }
+}
+
+/// The place of a kind of entries of iSCSI: the order in which SPDK saves them.
+fn iscsi_rank(method: &str) -> usize {
+    const ORDER: [&str; 4] = [
+        "iscsi_set_options",
+        "iscsi_create_portal_group",
+        "iscsi_create_initiator_group",
+        "iscsi_create_target_node",
+    ];
+    ORDER.iter().position(|kind| *kind == method).unwrap_or(ORDER.len())
 }
 
 #[cfg(test)]

@@ -316,6 +316,7 @@ impl Change<'_> {
         let Some(missing) = self.model_mut().missing.remove(key) else { return false };
         self.remove(key.clone());
         self.remove_waiting(|name| missing.makes(name));
+        self.remove_luns_waiting(|name| missing.makes(name));
         true
     }
 
@@ -334,6 +335,7 @@ impl Change<'_> {
     /// A device has come: shows to hosts what has waited for it, and makes the devices that stand on it.
     pub fn arrived(&mut self, name: &str) {
         self.show_arrived(name);
+        self.show_waiting_luns(name);
         let methods = Arc::clone(&self.manager().replaying.methods);
         methods.examine(self, name);
     }

@@ -1,7 +1,8 @@
 //! The exports: targets, subsystems, namespaces, hosts, listeners.
 //!
 //! The model is complete without a transport, as in SPDK: subsystems may be made first. The cores start
-//! with the transport, whose options they need, and then receive the whole model.
+//! with the transport, whose options they need, and then receive the whole model. The cores of the default target serve
+//! iSCSI as well: they start with the first portal group, if that comes first, and once more with the transport.
 
 mod ana;
 mod change;
@@ -73,8 +74,8 @@ pub struct NvmfTarget {
     pub max_subsystems: u32,
     /// What its Discovery log leaves out; `None`: the filter of nvmf_set_config applies.
     pub filter: Option<FilterOptions>,
-    /// The transport.
-    pub transport: Option<Transport>,
+    /// Its cores, once something can be reached by them.
+    pub running: Option<Running>,
     /// The subsystems by name.
     pub subsystems: BTreeMap<Nqn, Subsystem>,
     /// The levels of the addresses that have another than plain, whatever they lead to.
@@ -107,11 +108,11 @@ pub enum Published {
     ByCall,
 }
 
-/// A transport and the cores that serve it.
+/// The cores of a target.
 #[derive(Clone)]
-pub struct Transport {
-    /// The options with which it was made.
-    pub options: TransportOptions,
+pub struct Running {
+    /// The options of the transport; `None`: there is none, and the cores serve iSCSI alone.
+    pub transport: Option<TransportOptions>,
     /// The CPUs of the cores; empty: one core that is not pinned.
     pub cpus: Vec<usize>,
     /// The cores.
@@ -141,6 +142,25 @@ pub struct TransportOptions {
     pub kas: u16,
     /// The least keep alive timeout in milliseconds.
     pub min_kato: u32,
+}
+
+/// SPDK's defaults for TCP, except for the largest transfer: hosts that read 256 KiB at once are common, and larger
+/// commands need no more memory here.
+impl Default for TransportOptions {
+    fn default() -> Self {
+        Self {
+            max_queue_depth: 128,
+            max_io_qpairs_per_ctrlr: 127,
+            in_capsule_data_size: 4096,
+            max_io_size: 1 << 20,
+            max_aq_depth: 128,
+            sock_priority: 0,
+            ack_timeout: 0,
+            c2h_success: true,
+            kas: 100,
+            min_kato: 10_000,
+        }
+    }
 }
 
 /// A subsystem.
@@ -290,10 +310,16 @@ impl NvmfTarget {
         self.levels.get(address).copied().unwrap_or_default()
     }
 
-    /// The cores, if there is a transport.
+    /// The cores, if they run.
     #[must_use]
     pub fn cores(&self) -> Option<Arc<Target>> {
-        self.transport.as_ref().map(|transport| Arc::clone(&transport.target))
+        self.running.as_ref().map(|running| Arc::clone(&running.target))
+    }
+
+    /// Whether NVMe/TCP hosts can be served.
+    #[must_use]
+    pub fn has_transport(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.transport.is_some())
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::catalogue::{Catalogue, Entry, Key, Section};
 use super::{Manager, Phase};
 use crate::error::RpcError;
+use crate::masked::masked;
 
 /// Why a target cannot be made again.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,9 @@ pub enum RestoreError {
         /// Its error.
         error: Box<RpcError>,
     },
+    /// A portal of iSCSI cannot be opened.
+    #[error("iSCSI cannot be reached as before: {0}")]
+    Portals(super::ManagerError),
     /// All calls succeeded, but did not make the same configuration as before.
     #[error("{key:?} did not come back as it was: {problem}")]
     Differs {
@@ -45,7 +49,7 @@ impl Manager {
             Phase::Starting | Phase::Runtime => Phase::Runtime,
         };
         for section in Section::ALL {
-            for (key, entry) in catalogue.entries().filter(|(_, entry)| entry.section == section) {
+            for (key, entry) in catalogue.in_order(section) {
                 // One call can make several entries.
                 let is_made = self.model().catalogue.get(key) == Some(entry);
                 let is_later = self.replaying.methods.admits(&entry.method, phase) == Some(false);
@@ -55,14 +59,18 @@ impl Manager {
                 self.make_again(key, entry)?;
             }
         }
-        if phase == Phase::Runtime { self.compare(catalogue) } else { Ok(()) }
+        if phase != Phase::Runtime {
+            return Ok(());
+        }
+        self.open_portals().map_err(RestoreError::Portals)?;
+        self.compare(catalogue)
     }
 
     fn make_again(&self, key: &Key, entry: &Entry) -> Result<(), RestoreError> {
         let made = self.make_or_miss(&entry.method, Some(&entry.params));
         made.map_err(|error| RestoreError::Call {
             key: key.clone(),
-            call: format!("{} {}", entry.method, entry.params),
+            call: format!("{} {}", entry.method, masked(&entry.params)),
             error: Box::new(error),
         })
     }
@@ -79,7 +87,7 @@ impl Manager {
                 return differs(key, "it is not there".to_owned());
             };
             if made.method != entry.method || !contains(&made.params, &entry.params) {
-                let (was, is) = (&entry.params, &made.params);
+                let (was, is) = (masked(&entry.params), masked(&made.params));
                 let problem = format!("{} {was} became {} {is}", entry.method, made.method);
                 return differs(key, problem);
             }

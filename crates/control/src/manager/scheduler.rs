@@ -36,15 +36,14 @@ impl Model {
 
     /// Has all targets move their queues at this interval, or not.
     pub(crate) fn set_balancing(&self, interval: Option<Duration>) {
-        let transports = self.nvmf.targets.values().filter_map(|target| target.transport.as_ref());
-        transports.for_each(|transport| balance(&transport.target, interval));
+        let all = self.nvmf.targets.values().filter_map(|target| target.running.as_ref());
+        all.for_each(|running| balance(&running.target, interval));
     }
 
     /// Whether the queues of a target move.
     pub(crate) fn is_balancing(&self) -> bool {
-        let mut transports =
-            self.nvmf.targets.values().filter_map(|target| target.transport.as_ref());
-        transports.any(|transport| transport.target.balancing().is_some())
+        let mut all = self.nvmf.targets.values().filter_map(|target| target.running.as_ref());
+        all.any(|running| running.target.balancing().is_some())
     }
 }
 

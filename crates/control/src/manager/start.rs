@@ -79,6 +79,7 @@ impl Manager {
         let left = lock(&self.start.left).take();
         self.start.set_phase(Phase::Starting);
         let made = left.map_or(Ok(()), |make| make(self));
+        let made = made.and_then(|()| self.open_portals().map_err(|error| error.to_string()));
         match &made {
             Ok(()) => {
                 self.start();

@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use crate::error::{RpcError, code};
 use crate::manager::catalogue::{Entry, Section};
+use crate::masked::without_secrets;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
+use crate::role::Role;
 
 /// The parameter of `bdev_nvme_attach_controller` with the paths besides the first.
 const MORE_PATHS: &str = "more_paths";
@@ -75,6 +77,8 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
     let describe = |entry: &Entry| match &entry.params {
         // SPDK's programs cannot read a configuration with null in place of parameters.
         Value::Null => vec![json!({ "method": entry.method })],
+        // The secrets of CHAP are for those that may set them.
+        params if call.peer.role != Role::Admin => calls(&entry.method, &without_secrets(params)),
         params => calls(&entry.method, params),
     };
     Ok(entries.flat_map(describe).collect())

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cores::mask_text;
 use crate::error::RpcError;
 use crate::manager::Manager;
-use crate::manager::nvmf::Transport;
+use crate::manager::nvmf::Running;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -35,20 +35,20 @@ pub(super) struct Thread {
     channels: Vec<String>,
 }
 
-/// The threads of all targets; a target without a transport has none yet.
+/// The threads of all targets; a target that nothing is reached by has none yet.
 pub(super) fn threads(manager: &Manager) -> Vec<Thread> {
-    let mut served: Vec<(String, Transport, Vec<String>)> = Vec::new();
+    let mut served: Vec<(String, Running, Vec<String>)> = Vec::new();
     for (name, target) in &manager.model().nvmf.targets {
-        let Some(transport) = &target.transport else { continue };
+        let Some(running) = &target.running else { continue };
         let devices = target.subsystems.values().flat_map(|s| s.namespaces.values());
         let shown = devices.filter(|ns| ns.missing.is_none());
         let channels = shown.map(|ns| ns.bdev_name.clone()).collect();
-        served.push((name.clone(), transport.clone(), channels));
+        served.push((name.clone(), running.clone(), channels));
     }
     let mut threads = Vec::new();
-    for (name, transport, channels) in served {
-        for (index, counts) in transport.target.stats().loops.into_iter().enumerate() {
-            let cpu = transport.cpus.get(index).copied();
+    for (name, running, channels) in served {
+        for (index, counts) in running.target.stats().loops.into_iter().enumerate() {
+            let cpu = running.cpus.get(index).copied();
             threads.push(Thread {
                 name: format!("{name}_poll_group_{index:03}"),
                 id: threads.len() + 1,

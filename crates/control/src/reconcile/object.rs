@@ -55,6 +55,9 @@ const LIMITS: &[&str] =
 /// Parameters that name keys of DH-HMAC-CHAP.
 const CHAP_KEYS: &[&str] = &["dhchap_key", "dhchap_ctrlr_key"];
 
+/// Parameters that say how initiators of iSCSI authenticate.
+const CHAP_POLICY: &[&str] = &["disable_chap", "require_chap", "mutual_chap", "chap_group"];
+
 /// Parameters that say what the connections to a subsystem need.
 const LEVEL: [&str; 2] = ["security", "psk_optional"];
 
@@ -72,6 +75,7 @@ impl Object {
             .device()
             .or_else(|| params.limits())
             .or_else(|| params.nvmf())
+            .or_else(|| params.iscsi())
             .unwrap_or_else(|| (params.setting_key(), Removal::Setting));
         Self { key, call, removal }
     }
@@ -117,6 +121,7 @@ impl Object {
     #[must_use]
     pub fn needs(&self) -> Vec<Vec<String>> {
         let mut keys: Vec<_> = (1..self.key.len()).map(|end| self.key[..end].to_vec()).collect();
+        keys.extend(self.needs_of_node());
         for base in BASES.iter().filter_map(|base| self.param(base)?.as_str()) {
             keys.push(key(&["bdev", base]));
         }
@@ -130,12 +135,32 @@ impl Object {
         keys
     }
 
+    /// The groups and devices that a target node of iSCSI stands on.
+    fn needs_of_node(&self) -> Vec<Vec<String>> {
+        let of_list = |list: &str, member: &'static str| {
+            let list = self.param(list).and_then(Value::as_array);
+            list.into_iter().flatten().filter_map(move |element| element.get(member))
+        };
+        let tags = |member, kind| {
+            of_list("pg_ig_maps", member).map(move |tag| key(&[kind, &tag.to_string()]))
+        };
+        let devices = of_list("luns", "bdev_name").filter_map(Value::as_str);
+        let devices = devices.map(|name| key(&["bdev", name]));
+        tags("pg_tag", "portal-group")
+            .chain(tags("ig_tag", "initiator-group"))
+            .chain(devices)
+            .collect()
+    }
+
     /// The call that changes this object into `wanted`, if these parameters can be changed while the object
     /// is in use.
     #[must_use]
     pub fn change_in_place(&self, wanted: &Self, params: &[String]) -> Option<Call> {
         if !params.is_empty() && params.iter().all(|param| CHAP_KEYS.contains(&&**param)) {
             return self.set_keys(wanted);
+        }
+        if !params.is_empty() && params.iter().all(|param| CHAP_POLICY.contains(&&**param)) {
+            return self.set_chap_policy(wanted);
         }
         if self.call.method != "nvmf_create_subsystem" {
             return None;
@@ -151,6 +176,23 @@ impl Object {
         let mut call = params.on_subsystem("nvmf_subsystem_allow_any_host");
         if let Some(Value::Object(params)) = &mut call.params {
             params.insert("allow_any_host".to_owned(), allow.into());
+        }
+        Some(call)
+    }
+
+    /// The call that has initiators of iSCSI authenticate as `wanted` says, to this target node or for discovery.
+    fn set_chap_policy(&self, wanted: &Self) -> Option<Call> {
+        let mut call = match self.call.method.as_str() {
+            "iscsi_set_options" => call("iscsi_set_discovery_auth", &[]),
+            "iscsi_create_target_node" => {
+                let name = Params::of(&self.call).text("name");
+                call("iscsi_target_node_set_auth", &[("name", json!(name))])
+            }
+            _ => return None,
+        };
+        if let Some(Value::Object(members)) = &mut call.params {
+            let named = CHAP_POLICY.iter().filter_map(|name| Some((*name, wanted.param(name)?)));
+            members.extend(named.map(|(name, value)| (name.to_owned(), value.clone())));
         }
         Some(call)
     }
@@ -493,6 +535,35 @@ impl<'a> Params<'a> {
         let params = self.call.params.as_ref();
         let of = |name: &&str| Some(((*name).to_owned(), params?.get(*name)?.clone()));
         names.iter().filter_map(of).collect()
+    }
+
+    /// The exports by iSCSI.
+    fn iscsi(&self) -> Option<Identity> {
+        let (tag, name) = (self.text("tag"), self.text("name"));
+        let tagged = |kind: &str, remove: &str| {
+            let tag_value = self.get("tag").cloned().unwrap_or_default();
+            (key(&[kind, &tag]), Removal::Call(call(remove, &[("tag", tag_value)])))
+        };
+        Some(match self.call.method.as_str() {
+            "iscsi_create_portal_group" => tagged("portal-group", "iscsi_delete_portal_group"),
+            "iscsi_create_initiator_group" => {
+                tagged("initiator-group", "iscsi_delete_initiator_group")
+            }
+            "iscsi_create_auth_group" => tagged("auth-group", "iscsi_delete_auth_group"),
+            "iscsi_portal_group_set_auth" => {
+                (key(&["portal-group", &tag, "auth"]), Removal::WithParent)
+            }
+            "iscsi_create_target_node" => {
+                let removal = call("iscsi_delete_target_node", &[("name", json!(name))]);
+                (key(&["target-node", &name]), Removal::Call(removal))
+            }
+            method @ "iscsi_target_node_set_redirect" => {
+                let tag = self.get("pg_tag").cloned().unwrap_or_default();
+                let key = key(&["target-node", &name, "redirect", &tag.to_string()]);
+                (key, Removal::Call(call(method, &[("name", json!(name)), ("pg_tag", tag)])))
+            }
+            _ => return None,
+        })
     }
 
     /// A key that begins with the target, unless it is the default one.

@@ -329,3 +329,58 @@ fn keys_change_while_hosts_stay() {
     assert_eq!(cleared.last().unwrap(), "keyring_file_remove_key ");
     assert_eq!(cleared.len(), 4);
 }
+
+#[test]
+fn a_target_node_goes_before_what_it_stands_on_and_secrets_are_not_shown() {
+    let portals = |port: &str| {
+        let portals = json!([{ "host": "127.0.0.1", "port": port }]);
+        call("iscsi_create_portal_group", json!({ "tag": 1, "portals": portals }))
+    };
+    let group = |secret: &str| {
+        let secrets = json!([{ "user": "u", "secret": secret }]);
+        call("iscsi_create_auth_group", json!({ "tag": 1, "secrets": secrets }))
+    };
+    let node = call(
+        "iscsi_create_target_node",
+        json!({
+            "name": "iqn.a", "pg_ig_maps": [{ "pg_tag": 1, "ig_tag": 1 }],
+            "luns": [{ "bdev_name": "m0", "lun_id": 0 }],
+        }),
+    );
+    let initiators = json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["ANY"] });
+    let initiators = call("iscsi_create_initiator_group", initiators);
+    let all = |portals: Call, device: Call, group: Call| {
+        vec![device, portals, initiators.clone(), node.clone(), group]
+    };
+    let is = all(portals("1"), malloc("m0", 64), group("first"));
+    assert_eq!(
+        plan(&is, &all(portals("2"), malloc("m0", 64), group("first"))),
+        [
+            "iscsi_delete_target_node iqn.a",
+            "iscsi_delete_portal_group ",
+            "iscsi_create_portal_group ",
+            "iscsi_create_target_node iqn.a",
+        ]
+    );
+    assert_eq!(
+        plan(&is, &all(portals("1"), malloc("m0", 128), group("first"))),
+        [
+            "iscsi_delete_target_node iqn.a",
+            "bdev_malloc_delete m0",
+            "bdev_malloc_create m0",
+            "iscsi_create_target_node iqn.a",
+        ]
+    );
+    // How initiators authenticate changes while they are connected.
+    let mut required = is.clone();
+    if let Some(Value::Object(params)) = &mut required[3].params {
+        params.insert("require_chap".to_owned(), true.into());
+    }
+    assert_eq!(plan(&is, &required), ["iscsi_target_node_set_auth iqn.a"]);
+    let other = contents(&all(portals("1"), malloc("m0", 64), group("second")));
+    let is = contents(&is);
+    let text: Vec<String> = is.differences(&other).iter().map(ToString::to_string).collect();
+    assert_eq!(text.len(), 1);
+    assert!(text[0].starts_with("~ auth-group 1 secrets: "), "{text:?}");
+    assert!(!text[0].contains("first") && !text[0].contains("second"), "{text:?}");
+}

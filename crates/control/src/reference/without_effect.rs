@@ -90,12 +90,14 @@ mod tests {
     }
 
     /// Parameters that only older releases of SPDK had.
-    const OLD: [&str; 5] = [
+    const OLD: [&str; 7] = [
         "small_buf_pool_size",
         "large_buf_pool_size",
         "enable_zerocopy_send",
         "acceptor_poll_rate",
         "conn_sched",
+        "min_connections_per_session",
+        "portals.cpumask",
     ];
 
     /// A member that a decoder has and no code reads begins with `_`: the table must have all of these.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::support::{Output, Served, call, run, run_with_input};
 
 /// The sections that keep the settings of parts that are not here.
-const KEPT: [(&str, &str); 10] = [
+const KEPT: [(&str, &str); 9] = [
     ("vmd", "vmd_enable"),
     ("keyring", "keyring_linux_set_options"),
     ("accel", "ioat_scan_accel_module"),
@@ -17,7 +17,6 @@ const KEPT: [(&str, &str); 10] = [
     ("accel", "dpdk_cryptodev_set_driver"),
     ("bdev", "bdev_virtio_blk_set_hotplug"),
     ("fsdev", "fsdev_set_opts"),
-    ("iscsi", "iscsi_set_options"),
     ("vfio_user_target", "vfu_tgt_set_base_path"),
 ];
 /// Calls that are orders, and are not kept.
@@ -171,12 +170,13 @@ fn what_spdk_tgt_has_saved_is_loaded_by_a_client() {
 }
 
 /// Settings of present parts that are accepted only before the start: a running daemon refuses them.
-const EARLY: [&str; 5] = [
+const EARLY: [&str; 6] = [
     "iobuf_set_options",
     "sock_set_default_impl",
     "accel_set_options",
     "bdev_set_options",
     "nvmf_set_max_subsystems",
+    "iscsi_set_options",
 ];
 
 #[test]
@@ -210,7 +210,7 @@ const REFUSED: [&str; 5] = [
     "bdev config[1] bdev_raid_create belongs to SPDK's RAID devices (bdev_raid)",
     "bdev config[2] construct_lvol_store (now bdev_lvol_create_lvstore) belongs to SPDK's logical volumes (bdev_lvol)",
     "nbd config[0] nbd_start_disk belongs to SPDK's network block devices (NBD) (nbd)",
-    "iscsi config[1] iscsi_create_portal_group belongs to SPDK's iSCSI target (iscsi)",
+    "vfio_user_target config[1] vfu_virtio_create_blk_endpoint belongs to SPDK's vfio-user target (vfu_tgt)",
     "vhost_blk config[0] vhost_create_blk_controller belongs to SPDK's vhost target (vhost)",
 ];
 
@@ -223,7 +223,7 @@ fn what_makes_something_that_is_not_here_is_refused_all_at_once() {
     for part in REFUSED.iter().chain(&["nothing was made", "ublk config[0] ublk_create_target"]) {
         assert!(output.stderr.contains(part), "{part}: {}", output.stderr);
     }
-    assert!(!output.stderr.contains("iscsi config[0]"), "a setting: {}", output.stderr);
+    assert!(!output.stderr.contains("vfio_user_target config[0]"), "a setting: {}", output.stderr);
     // For clients: no call is made, and none is kept.
     let served = place.serve(&["--state-dir", &state]);
     let before = place.saved();
@@ -270,7 +270,7 @@ fn a_script_that_needs_what_is_not_here_is_refused_before_its_first_line() {
         for part in [
             "no line was run",
             "line 4: bdev_lvol_create_lvstore belongs to SPDK's logical volumes",
-            "line 5: iscsi_create_portal_group belongs to SPDK's iSCSI target",
+            "line 5: nbd_start_disk belongs to SPDK's network block devices",
         ] {
             assert!(output.stderr.contains(part), "{part}: {}", output.stderr);
         }
@@ -278,13 +278,13 @@ fn a_script_that_needs_what_is_not_here_is_refused_before_its_first_line() {
     }
     let output = place.verb(&["rpc"], &std::fs::read(input("kept.rpc")).unwrap());
     assert_eq!(output.code, Some(0), "{}", output.stderr);
-    let told = output.stderr.contains("kept without effect")
-        && output.stderr.contains("iscsi (iscsi_set_options)");
+    let told =
+        output.stderr.contains("kept without effect") && output.stderr.contains("vmd (vmd_enable)");
     assert!(told, "{}", output.stderr);
     assert_eq!(place.names(), ["Scripted"]);
     let log = served.end(Signal::TERM).stderr;
     assert!(
-        log.contains("iscsi_set_options: the options of SPDK's iSCSI target are kept"),
+        log.contains("vmd_enable: the options of SPDK's user-space driver of Intel VMD are kept"),
         "{log}"
     );
 }

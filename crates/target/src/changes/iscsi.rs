@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use raceline_bdev::SharedBdev;
+use raceline_bdev::{BdevInfo, SharedBdev};
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, State};
@@ -49,9 +49,7 @@ impl Iscsi<'_> {
     /// # Errors
     /// When a setting is outside its range.
     pub fn set_settings(&self, settings: IscsiSettings) -> Result<(), TargetError> {
-        if let Some((what, need)) = settings.flaw() {
-            return Err(IscsiError::Setting { what, need }.into());
-        }
+        settings.check()?;
         self.change(|state| {
             state.view.settings = Arc::new(settings);
             Ok(())
@@ -107,9 +105,7 @@ impl Iscsi<'_> {
     /// # Errors
     /// When a name is no iSCSI name.
     pub fn set_initiator_group(&self, group: InitiatorGroupConfig) -> Result<(), TargetError> {
-        for name in group.initiators.iter().filter_map(|pattern| pattern.name()) {
-            check_name(name)?;
-        }
+        group.check()?;
         self.change(|state| {
             state.view.initiator_groups.insert(group.tag, group);
             Ok(())
@@ -432,7 +428,9 @@ impl Control {
             None => self.open_device(state, bdev)?,
         };
         let limit = self.shared.config.max_io_bytes;
-        let unit = Arc::new(Unit::new(&bdev.info(), &config.serial, limit));
+        let info = bdev.info();
+        let info = BdevInfo { uuid: config.uuid.unwrap_or(info.uuid), ..info };
+        let unit = Arc::new(Unit::new(&info, &config.serial, limit));
         let exported = Exported { bdev: Arc::clone(bdev), unit: Arc::clone(&unit), luns: 1 };
         state.iscsi.units.insert(device, exported);
         Ok(Lun { device, unit })

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 
+use crate::changes::iscsi_state::check_name;
+
 /// Commands that a session may have outstanding by default: the window between ExpCmdSN and MaxCmdSN.
 pub const DEFAULT_ISCSI_QUEUE_DEPTH: u16 = 128;
 /// Most commands that a session may be configured to have outstanding.
@@ -64,6 +66,17 @@ impl Default for IscsiSettings {
 }
 
 impl IscsiSettings {
+    /// Checks whether a target would take these settings.
+    ///
+    /// # Errors
+    /// When a setting is outside its range.
+    pub fn check(&self) -> Result<(), IscsiError> {
+        match self.flaw() {
+            Some((what, need)) => Err(IscsiError::Setting { what, need }),
+            None => Ok(()),
+        }
+    }
+
     /// The first setting that is outside its range, and that range.
     pub(crate) fn flaw(&self) -> Option<(&'static str, &'static str)> {
         let lengths = 512..=(1 << 24) - 1;
@@ -175,6 +188,14 @@ impl InitiatorGroupConfig {
     #[must_use]
     pub fn any(tag: u32) -> Self {
         Self { tag, initiators: vec![InitiatorPattern::Any], netmasks: vec![Netmask::ANY] }
+    }
+
+    /// Checks whether a target would take this group.
+    ///
+    /// # Errors
+    /// When a pattern has no iSCSI name.
+    pub fn check(&self) -> Result<(), IscsiError> {
+        self.initiators.iter().filter_map(InitiatorPattern::name).try_for_each(check_name)
     }
 
     /// Whether an initiator belongs to it.
@@ -364,15 +385,18 @@ pub struct LunConfig {
     pub lun: Option<u16>,
     /// The device behind it. The same device may be a namespace of a subsystem at the same time.
     pub bdev: SharedBdev,
-    /// Unit serial number (VPD page 80h); empty: the device's UUID.
+    /// Unit serial number (VPD page 80h); empty: the UUID.
     pub serial: String,
+    /// UUID, by which initiators know the unit again (VPD page 83h); `None`: the device's. The LUNs over one device are one
+    /// unit: that of the first counts.
+    pub uuid: Option<[u8; 16]>,
 }
 
 impl LunConfig {
     /// The lowest free number, the identity of the device.
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
-        Self { lun: None, bdev, serial: String::new() }
+        Self { lun: None, bdev, serial: String::new(), uuid: None }
     }
 }
 

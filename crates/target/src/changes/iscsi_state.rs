@@ -243,7 +243,10 @@ impl IscsiState {
 }
 
 /// Checks that a name is an iSCSI name (RFC 7143, 4.2.7).
-pub(crate) fn check_name(name: &str) -> Result<(), IscsiError> {
+///
+/// # Errors
+/// When it is none.
+pub fn check_name(name: &str) -> Result<(), IscsiError> {
     let lower = name.to_ascii_lowercase();
     let is_hex = |digits: &str, lengths: &[usize]| {
         lengths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit())

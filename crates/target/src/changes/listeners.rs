@@ -43,9 +43,9 @@ impl Target {
     ///
     /// # Errors
     /// Those of `listen`.
-    pub fn listen_after_restart(
-        mut listen: impl FnMut() -> Result<SocketAddr, TargetError>,
-    ) -> Result<SocketAddr, TargetError> {
+    pub fn listen_after_restart<T>(
+        mut listen: impl FnMut() -> Result<T, TargetError>,
+    ) -> Result<T, TargetError> {
         let give_up = Instant::now() + LISTEN_PATIENCE;
         loop {
             match listen() {

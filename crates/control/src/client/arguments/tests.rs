@@ -192,3 +192,56 @@ proptest::proptest! {
         let _ = parse(schema().methods()[method].name, &words);
     }
 }
+
+#[test]
+fn groups_and_target_nodes_of_iscsi_are_written_with_colons() {
+    let words = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        parse(&words[0], &words[1..])
+    };
+    let params = |line: &[&str]| Value::Object(words(line).unwrap().params);
+    assert_eq!(
+        params(&["iscsi_create_portal_group", "1", "192.0.2.1:3260 [2001:db8::1]:3260", "-w"]),
+        json!({
+            "tag": 1, "wait": true, "portals": [
+                { "host": "192.0.2.1", "port": "3260" }, { "host": "[2001:db8::1]", "port": "3260" },
+            ],
+        })
+    );
+    assert_eq!(
+        params(&["iscsi_create_initiator_group", "2", "ANY", "192.0.2.0/24 ANY"]),
+        json!({ "tag": 2, "initiators": ["ANY"], "netmasks": ["192.0.2.0/24", "ANY"] })
+    );
+    assert_eq!(
+        params(&[
+            "iscsi_create_target_node",
+            "disk1",
+            "Disk 1",
+            "Malloc0:0 Malloc1:5",
+            "1:2",
+            "64",
+            "-d"
+        ]),
+        json!({
+            "name": "disk1", "alias_name": "Disk 1", "queue_depth": 64, "disable_chap": true,
+            "luns": [{ "bdev_name": "Malloc0", "lun_id": 0 }, { "bdev_name": "Malloc1", "lun_id": 5 }],
+            "pg_ig_maps": [{ "pg_tag": 1, "ig_tag": 2 }],
+        })
+    );
+    assert_eq!(
+        params(&[
+            "iscsi_create_auth_group",
+            "1",
+            "-c",
+            "user:u secret:s muser:m msecret:t,user:v secret:w"
+        ]),
+        json!({ "tag": 1, "secrets": [
+            { "user": "u", "secret": "s", "muser": "m", "msecret": "t" }, { "user": "v", "secret": "w" },
+        ] })
+    );
+    let wrong = words(&["iscsi_target_node_add_pg_ig_maps", "disk1", "1"]).unwrap_err().to_string();
+    assert!(wrong.contains("'1' is not pg_tag:ig_tag"), "{wrong}");
+    let wrong =
+        words(&["iscsi_create_auth_group", "1", "-c", "user:u,hidden"]).unwrap_err().to_string();
+    assert!(wrong.contains("user:USER secret:SECRET") && !wrong.contains("hidden"), "{wrong}");
+}

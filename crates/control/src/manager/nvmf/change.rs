@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::live;
 use super::{
-    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, Referral, Subsystem,
-    SubsystemOptions, Transport, TransportOptions,
+    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, Referral, Running,
+    Subsystem, SubsystemOptions, TransportOptions,
 };
 use crate::manager::catalogue::{Entry, Key, Section};
 use crate::manager::options::{FilterOptions, option_key};
-use crate::manager::{Change, ManagerError, Phase};
+use crate::manager::{Change, ManagerError, Phase, iscsi};
 
 /// The key of a part of a target.
 pub(in crate::manager) fn key(target: &str, parts: &[&str]) -> Key {
@@ -72,6 +72,13 @@ impl Change<'_> {
     /// # Errors
     /// When there is none, or its cores do not end.
     pub fn delete_target(&mut self, name: &str) -> Result<(), ManagerError> {
+        if name == DEFAULT_TARGET && !self.model().iscsi.portal_groups.is_empty() {
+            let text = format!(
+                "the cores of target {name} serve iSCSI portal groups: delete these first \
+                 (iscsi_delete_portal_group)"
+            );
+            return Err(ManagerError::Invalid(text));
+        }
         let removed = self.model_mut().nvmf.targets.remove(name);
         let target = removed.ok_or_else(|| ManagerError::missing("target", name))?;
         self.remove(key(name, &[]));
@@ -85,16 +92,11 @@ impl Change<'_> {
             self.release_namespaces(subsystem);
         }
         target.registrars.values().for_each(|registrar| registrar.end());
-        match target.transport {
-            Some(transport) => {
-                self.manager().note_generation(&transport.target);
-                Ok(live::stop(transport.target)?)
-            }
-            None => Ok(()),
-        }
+        self.stop_cores(target.running)
     }
 
-    /// Starts the cores of a target, and gives them all its exports.
+    /// Starts the cores of a target with the options of its transport, and gives them all its exports. Cores that have
+    /// served iSCSI alone end before: initiators log in again.
     ///
     /// # Errors
     /// When it has a transport, an option is out of range, or a core cannot start.
@@ -104,9 +106,43 @@ impl Change<'_> {
         options: TransportOptions,
         params: Value,
     ) -> Result<(), ManagerError> {
-        if self.model().nvmf.target(target)?.transport.is_some() {
+        if self.model().nvmf.target(target)?.has_transport() {
             return Err(ManagerError::exists("transport", "TCP"));
         }
+        let before = self.model_mut().nvmf.target_mut(target)?.running.take();
+        let served_iscsi = before.is_some();
+        self.stop_cores(before)?;
+        if let Err(error) = self.start_cores(target, Some(options)) {
+            if served_iscsi {
+                self.start_cores(target, None)?;
+            }
+            return Err(error);
+        }
+        self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));
+        Ok(())
+    }
+
+    /// Starts the cores of the default target for iSCSI, unless they run.
+    ///
+    /// # Errors
+    /// When the default target has been deleted, or a core cannot start.
+    pub(in crate::manager) fn start_cores_for_iscsi(
+        &mut self,
+    ) -> Result<Arc<Target>, ManagerError> {
+        if self.model().nvmf.target(DEFAULT_TARGET)?.running.is_none() {
+            self.start_cores(DEFAULT_TARGET, None)?;
+        }
+        let cores = self.model().nvmf.target(DEFAULT_TARGET)?.cores();
+        cores.ok_or_else(|| ManagerError::missing("target", DEFAULT_TARGET))
+    }
+
+    /// Starts the cores of a target, and gives them all its exports.
+    fn start_cores(
+        &mut self,
+        target: &str,
+        transport: Option<TransportOptions>,
+    ) -> Result<(), ManagerError> {
+        let options = transport.clone().unwrap_or_default();
         let mut config = live::target_config(&options, self.manager());
         self.model().apply_options(&mut config);
         config.generated_keys =
@@ -118,7 +154,11 @@ impl Change<'_> {
         let cores = Arc::new(Target::start(config)?);
         let populated = {
             let model = self.model();
-            live::populate(self.manager(), &cores, target, &model)
+            let all = live::populate(self.manager(), &cores, target, &model);
+            match target == DEFAULT_TARGET {
+                true => all.and_then(|()| iscsi::populate(&cores, &model)),
+                false => all,
+            }
         };
         if let Err(error) = populated {
             self.manager().note_generation(&cores);
@@ -126,10 +166,15 @@ impl Change<'_> {
             return Err(error);
         }
         self.model().start_balancing(&cores, &self.manager().config().connections);
-        self.model_mut().nvmf.target_mut(target)?.transport =
-            Some(Transport { options, cpus, target: cores });
-        self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));
+        self.model_mut().nvmf.target_mut(target)?.running =
+            Some(Running { transport, cpus, target: cores });
         Ok(())
+    }
+
+    fn stop_cores(&mut self, running: Option<Running>) -> Result<(), ManagerError> {
+        let Some(running) = running else { return Ok(()) };
+        self.manager().note_generation(&running.target);
+        Ok(live::stop(running.target)?)
     }
 
     /// Makes a subsystem without namespaces.
@@ -275,7 +320,8 @@ impl Change<'_> {
                 let text = format!("{nqn} has {MAX_LISTENERS} listeners already");
                 return Err(ManagerError::Invalid(text));
             }
-            let cores = found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
+            let cores = found.cores().filter(|_| found.has_transport());
+            let cores = cores.ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
             (cores, found.secure_channel.entrance(level, model.ktls()))
         };
         let socket = address.socket()?;

@@ -114,7 +114,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     ])?;
     check_ranges(&params)?;
     let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?;
-    let existing = call.manager.model().nvmf.target(&target)?.transport.is_some();
+    let existing = call.manager.model().nvmf.target(&target)?.has_transport();
     if existing {
         let text = format!("Transport type '{}' already exists", params.trtype);
         return Err(RpcError::internal(text));
