@@ -7,6 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;
+pub(crate) mod iscsi;
 pub(crate) mod key;
 pub(crate) mod manage;
 pub(crate) mod paths;
@@ -85,6 +86,8 @@ pub(crate) enum Verb {
     Qos(manage::QosArgs),
     /// Manage who may connect to a daemon
     Host(manage::HostArgs),
+    /// Manage what a daemon exports by iSCSI
+    Iscsi(iscsi::IscsiArgs),
     /// Make and keep the keys by which hosts and controllers prove themselves
     Key(key::KeyArgs),
     /// Save, restore, compare or clear the configuration of a daemon

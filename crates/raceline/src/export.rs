@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use crate::admission::Admission;
 use crate::cli::export::ExportArgs;
+use crate::export_iscsi::{IscsiExport, ReadyIscsi};
 use crate::export_key::{self, KeptKey};
 use crate::failure::Failure;
 use crate::profile::Judge;
@@ -45,6 +46,8 @@ pub(crate) struct Ready {
     nqn: String,
     listeners: Vec<SocketAddr>,
     namespaces: Vec<ReadyNamespace>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iscsi: Option<ReadyIscsi>,
     pid: u32,
 }
 
@@ -134,6 +137,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let nqn = args.nqn.clone().unwrap_or_else(|| {
         naming::subsystem_nqn(&identity, &naming::machine_name(), &args.devices, &admission.listen)
     });
+    let iscsi = IscsiExport::check(args, &admission, &nqn)?;
     // While the state directory can be written.
     let kept = keep_key(args, &identity, &nqn, &mut admission)?;
     // Files and devices are opened, and perhaps made, with all rights of the user. The sandbox holds for threads that
@@ -142,7 +146,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_some())?;
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
-    let sandbox = sandbox::enter_export(args, &admission.listen)?;
+    let portals = iscsi.iter().flat_map(|iscsi| &iscsi.listen);
+    let listen: Vec<SocketAddr> = admission.listen.iter().chain(portals).copied().collect();
+    let sandbox = sandbox::enter_export(args, &listen)?;
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_none())?;
     let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
@@ -166,21 +172,20 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     if args.connections.balance {
         target.set_balancing(Some(BALANCE_INTERVAL)).map_err(Failure::runtime)?;
     }
-    let devices = args.devices.iter().zip(devices.into_iter().flatten()).enumerate().map(
-        |(ordinal, (spec, bdev))| {
+    let devices = args.devices.iter().zip(devices.into_iter().flatten()).enumerate();
+    let devices: Vec<NamespaceConfig> = devices
+        .map(|(ordinal, (spec, bdev))| {
             let uuid = memory_uuid(&identity, &nqn, ordinal, spec);
             NamespaceConfig { uuid, ..NamespaceConfig::new(bdev) }
-        },
-    );
+        })
+        .collect();
+    let luns: Vec<_> =
+        devices.iter().map(|config| (Arc::clone(&config.bdev), config.uuid)).collect();
     target.set_algorithms(args.algorithms.algorithms()).map_err(Failure::runtime)?;
-    let ready = set_up(&target, (&nqn, serial), &admission, streams.as_ref(), devices.collect())?;
+    let mut ready = set_up(&target, (&nqn, serial), &admission, streams.as_ref(), devices)?;
+    ready.iscsi = iscsi.map(|iscsi| iscsi.set_up(&target, luns)).transpose()?;
 
-    eprint!("{}", describe(&ready, &admission, kept.as_ref()));
-    if !admission.local_only && !admission.encrypts() {
-        tracing::warn!(
-            "--insecure: whoever is on the way reads and changes what other machines read and write here; --tls encrypts it"
-        );
-    }
+    tell_people(args, &ready, &admission, kept.as_ref());
     if let Some(judge) = judge {
         judge.tell(ready.listeners.clone());
     }
@@ -215,6 +220,21 @@ fn announce(args: &ExportArgs, ready: &Ready) -> Result<Option<Publisher>, Failu
     let mut publisher = Publisher::start().map_err(Failure::runtime)?;
     publisher.announce(&ready.listeners.iter().copied().collect()).map_err(Failure::runtime)?;
     Ok(Some(publisher))
+}
+
+/// What is exported, as text for users; and a warning if other machines reach it without encryption.
+fn tell_people(args: &ExportArgs, ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) {
+    eprint!("{}", describe(ready, admission, kept));
+    if let Some(iscsi) = &ready.iscsi {
+        eprint!("{}", iscsi.advice(args.chap_user.as_deref()));
+    }
+    let is_open =
+        ready.iscsi.iter().flat_map(|iscsi| &iscsi.portals).any(|it| !it.ip().is_loopback());
+    if (!admission.local_only || is_open) && !admission.encrypts() {
+        tracing::warn!(
+            "--insecure: whoever is on the way reads and changes what other machines read and write here; --tls encrypts it"
+        );
+    }
 }
 
 /// Opens the devices that are of this kind.
@@ -325,10 +345,11 @@ fn set_up(
     for &address in &admission.listen {
         let listening =
             Target::listen_after_restart(|| target.add_listener_with(address, streams.cloned()));
-        listeners.push(listening.map_err(|error| listen_failure(&error))?);
+        listeners.push(listening.map_err(|error| listen_failure(&error, "-l"))?);
     }
     let pid = std::process::id();
-    Ok(Ready { ready: true, nqn: nqn.as_str().to_owned(), listeners, namespaces, pid })
+    let nqn = nqn.as_str().to_owned();
+    Ok(Ready { ready: true, nqn, listeners, namespaces, iscsi: None, pid })
 }
 
 /// What carries connections over TLS, and where the keys go that authentications make.
@@ -379,17 +400,19 @@ fn keep_key(
     Ok(Some(kept))
 }
 
-/// The failure for an address that cannot be bound, with a remedy.
-fn listen_failure(error: &TargetError) -> Failure {
+/// The failure for an address that cannot be bound, with a remedy; `option` names other addresses.
+pub(crate) fn listen_failure(error: &TargetError, option: &str) -> Failure {
     let TargetError::Listen { address, error: cause } = error else {
         return Failure::runtime(error);
     };
     let advice = match cause.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            "another process listens there: choose another port with -l, or 0 for any free one"
+        std::io::ErrorKind::AddrInUse => format!(
+            "another process listens there: choose another port with {option}, or 0 for any free one"
+        ),
+        std::io::ErrorKind::AddrNotAvailable => "it is not an address of this machine".to_owned(),
+        std::io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
         }
-        std::io::ErrorKind::AddrNotAvailable => "it is not an address of this machine",
-        std::io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
         _ => return Failure::runtime(error),
     };
     Failure::runtime(format!("cannot listen on {address}: {advice}"))
@@ -451,6 +474,7 @@ mod tests {
                 block_count: 131_072,
                 uuid: Uuid::from_u128(7),
             }],
+            iscsi: None,
             pid: 123,
         }
     }
@@ -509,7 +533,7 @@ mod tests {
     fn a_port_in_use_says_what_to_do() {
         let error = std::io::Error::from(std::io::ErrorKind::AddrInUse);
         let address = "127.0.0.1:4420".parse().unwrap();
-        let failure = listen_failure(&TargetError::Listen { address, error });
+        let failure = listen_failure(&TargetError::Listen { address, error }, "-l");
         assert_eq!(failure.code, 1);
         assert_eq!(
             failure.message,

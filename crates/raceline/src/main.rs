@@ -9,6 +9,7 @@ mod demo;
 mod discover;
 mod doctor;
 mod export;
+mod export_iscsi;
 mod export_key;
 mod failure;
 mod identify;
@@ -71,6 +72,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Port(args) => manage::port(&args),
         Verb::Qos(args) => manage::qos(&args),
         Verb::Host(args) => manage::host(&args),
+        Verb::Iscsi(args) => manage::iscsi(&args),
         Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),

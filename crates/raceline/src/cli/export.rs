@@ -93,6 +93,35 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "off|auto|on", default_value = "off", requires = "tls_psk")]
     pub(crate) ktls: Ktls,
 
+    /// Export the devices by iSCSI as well, as LUN 0, 1, ... of a target node of this name [default: that of the subsystem,
+    /// with iqn.]
+    #[arg(long, value_name = "IQN", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(help_heading = "iSCSI")]
+    pub(crate) iscsi: Option<String>,
+
+    /// Where to listen for iSCSI, repeatable [default: the addresses of -l at port 3260]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = values::portal_address)]
+    #[arg(requires = "iscsi", help_heading = "iSCSI")]
+    pub(crate) iscsi_listen: Vec<SocketAddr>,
+
+    /// Let this initiator log in, and no other, repeatable
+    #[arg(long = "initiator", value_name = "IQN", requires = "iscsi", help_heading = "iSCSI")]
+    pub(crate) initiators: Vec<String>,
+
+    /// The name by which initiators have to prove themselves (CHAP)
+    #[arg(
+        long,
+        value_name = "USER",
+        requires = "iscsi",
+        requires = "chap_secret",
+        help_heading = "iSCSI"
+    )]
+    pub(crate) chap_user: Option<String>,
+
+    /// File with the secret by which initiators have to prove themselves, or name of a key
+    #[arg(long, value_name = "KEY", requires = "chap_user", help_heading = "iSCSI")]
+    pub(crate) chap_secret: Option<PathBuf>,
+
     /// Accept that other machines connect without encryption
     #[arg(long)]
     pub(crate) insecure: bool,

@@ -387,3 +387,39 @@ fn host_verbs_take_nvme_clis_spelling() {
         assert!(error.contains(why) && error.contains(other), "{error}");
     }
 }
+
+#[test]
+fn iscsi_is_asked_for_with_or_without_a_name() {
+    let export = |line: &str| match parse(line).unwrap() {
+        Verb::Export(args) => args,
+        _ => unreachable!(),
+    };
+    let args = export("export --iscsi ram:1M ram:2M");
+    assert_eq!((args.iscsi.as_deref(), args.devices.len()), (Some(""), 2));
+    let args = export("export ram:1M --iscsi=iqn.2026-01.io.raceline:x --iscsi-listen 127.0.0.1");
+    assert_eq!(args.iscsi.as_deref(), Some("iqn.2026-01.io.raceline:x"));
+    assert_eq!(args.iscsi_listen[0].to_string(), "127.0.0.1:3260");
+    for wrong in ["--initiator iqn.a", "--iscsi-listen 127.0.0.1", "--iscsi --chap-user u"] {
+        parse(&format!("export ram:1M {wrong}")).unwrap_err();
+    }
+    for line in [
+        "portal add 192.0.2.1 [2001:db8::1]:1 --tag 3 --wait",
+        "initiator add ANY !iqn.a --from 192.0.2.0/24",
+        "target add iqn.a:b m0 m1 --map 1:2 --chap mutual --auth 1",
+        "lun add iqn.a:b m0 --lun 255",
+        "auth add me secret --tag 2 --mutual-user it --mutual-secret other",
+        "connections",
+    ] {
+        parse(&format!("iscsi {line}")).unwrap();
+    }
+    for line in [
+        "portal add",
+        "target set iqn.a:b",
+        "target set iqn.a:b --auth 1",
+        "lun add n m0 --lun 256",
+    ] {
+        parse(&format!("iscsi {line}")).unwrap_err();
+    }
+    let wrong = parse("iscsi target add iqn.a:b m0 --map 1").unwrap_err();
+    assert!(wrong.contains("PORTALS:INITIATORS"), "{wrong}");
+}

@@ -17,6 +17,8 @@ use super::manage::WeightChoice;
 
 /// The port that is registered for NVMe over TCP.
 pub(crate) const DEFAULT_PORT: u16 = 4420;
+/// The port of an iSCSI portal (RFC 7143, 4.2.7.1).
+pub(crate) const DEFAULT_ISCSI_PORT: u16 = 3260;
 
 /// Help for the values of `--accel`.
 pub(crate) const ACCEL_HELP: &str = "\
@@ -222,18 +224,29 @@ impl fmt::Display for CoreList {
 
 /// `192.0.2.1:4420`, `[2001:db8::1]:4420`, or without a port.
 pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, DEFAULT_PORT)
+}
+
+/// The address of an iSCSI portal: `192.0.2.1:3260`, `[2001:db8::1]:3260`, or either without the port.
+pub(crate) fn portal_address(text: &str) -> Result<SocketAddr, String> {
+    address_or(text, DEFAULT_ISCSI_PORT)
+}
+
+fn address_or(text: &str, default_port: u16) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(address);
     }
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     if let Some(address) = bare.and_then(|bare| bare.parse::<Ipv6Addr>().ok()) {
-        return Ok(SocketAddr::new(address.into(), DEFAULT_PORT));
+        return Ok(SocketAddr::new(address.into(), default_port));
     }
     if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(address, DEFAULT_PORT));
+        return Ok(SocketAddr::new(address, default_port));
     }
-    Err("an address of this machine is written 192.0.2.1:4420 or [2001:db8::1]:4420; names are not looked up"
-        .to_owned())
+    Err(format!(
+        "an address of this machine is written 192.0.2.1:{default_port} or [2001:db8::1]:{default_port}; names are not \
+         looked up"
+    ))
 }
 
 /// A size in bytes: `4096`, `128k`, `1G`.

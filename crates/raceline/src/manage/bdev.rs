@@ -71,9 +71,11 @@ fn find<'a>(bdevs: &'a [Value], name: &str) -> Result<&'a Value, Failure> {
     found.ok_or_else(|| none_of_that_name("device", name, &names(bdevs, "name")))
 }
 
-/// The namespaces and pools that use devices.
+/// The namespaces, pools and LUNs that use devices.
 struct Users {
     subsystems: Vec<Value>,
+    /// The target nodes of iSCSI, if the daemon has any.
+    nodes: Vec<Value>,
     /// The pools, if the daemon was asked for them.
     pools: Vec<Value>,
 }
@@ -81,7 +83,8 @@ struct Users {
 impl Users {
     fn find(daemon: &mut Daemon, bdevs: &[Value]) -> Result<Self, Failure> {
         let subsystems = daemon.list("nvmf_get_subsystems", Value::Null).unwrap_or_default();
-        let mut users = Self { subsystems, pools: Vec::new() };
+        let nodes = daemon.list("iscsi_get_target_nodes", Value::Null).unwrap_or_default();
+        let mut users = Self { subsystems, nodes, pools: Vec::new() };
         // A pool in which no host has made a namespace is not shown among the namespaces.
         let is_pool =
             |bdev: &Value| bdev["claimed_by"] == NVMF_MODULE && users.namespace(bdev).is_none();
@@ -91,15 +94,23 @@ impl Users {
         Ok(users)
     }
 
-    /// The user of a device: a namespace or a pool if there is one, otherwise the module that has claimed
-    /// it.
+    /// The user of a device: a namespace or a pool if there is one, otherwise the module that has claimed it, or else a
+    /// LUN.
     fn of(&self, bdev: &Value) -> Option<String> {
         let pool = || {
             let pool = self.pools.iter().find(|pool| pool["bdev_name"] == bdev["name"])?;
             Some(format!("the pool of {}", text(&pool["nqn"])))
         };
         let module = || (bdev["claimed"] == true).then(|| text(&bdev["claimed_by"]));
-        self.namespace(bdev).or_else(pool).or_else(module)
+        self.namespace(bdev).or_else(pool).or_else(module).or_else(|| self.lun(bdev))
+    }
+
+    fn lun(&self, bdev: &Value) -> Option<String> {
+        self.nodes.iter().find_map(|node| {
+            let mut luns = elements(node, "luns").iter();
+            let lun = luns.find(|lun| lun["bdev_name"] == bdev["name"])?;
+            Some(format!("LUN {} of {}", lun["lun_id"], text(&node["name"])))
+        })
     }
 
     fn namespace(&self, bdev: &Value) -> Option<String> {

@@ -24,6 +24,12 @@ pub(crate) fn subsystems() -> Vec<CompletionCandidate> {
     candidates(exported.filter_map(|it| Some((name(it, "nqn")?, name(it, "serial_number")))))
 }
 
+/// The names of target nodes of iSCSI.
+pub(crate) fn target_nodes() -> Vec<CompletionCandidate> {
+    let named = |node: &Value| Some((name(node, "name")?, name(node, "alias_name")));
+    candidates(list("iscsi_get_target_nodes").iter().filter_map(named))
+}
+
 /// The known NQNs of hosts.
 pub(crate) fn hosts() -> Vec<CompletionCandidate> {
     let subsystems = list("nvmf_get_subsystems");

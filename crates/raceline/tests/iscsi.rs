@@ -1,0 +1,176 @@
+//! iSCSI on the command line: the verbs of a daemon, and `export --iscsi`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use support::{Export, Output, Served};
+
+const NODE: &str = "iqn.2026-01.io.raceline:disk";
+const SECRET: &str = "a-secret-of-the-test";
+
+/// What a tool of libiscsi prints; `None` where it is not installed.
+fn tool(name: &str, url: &[&str]) -> Option<String> {
+    let output = Command::new("timeout").arg("30").arg(name).args(url).output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    if output.status.code() == Some(127) {
+        eprintln!("{name} is not installed");
+        return None;
+    }
+    Some(text)
+}
+
+/// A file that only its owner can read.
+fn secret_file(dir: &std::path::Path) -> String {
+    let path = dir.join("secret");
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    writeln!(file, "{SECRET}").unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A daemon, and the program that manages it.
+struct Daemon {
+    socket: String,
+    dir: tempfile::TempDir,
+    serve: Served,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("run/rpc.sock");
+        let serve = Served::start(&socket, &["-v"]);
+        Self { socket: socket.to_str().unwrap().to_owned(), dir, serve }
+    }
+
+    fn output(&self, words: &[&str]) -> Output {
+        support::run(&[words, &["-s", &self.socket]].concat())
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
+        output.stdout
+    }
+
+    fn refused(&self, words: &[&str]) -> String {
+        let output = self.output(words);
+        assert_eq!(output.code, Some(1), "{words:?}: {}", output.stderr);
+        output.stderr
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[words, &["-o", "json"]].concat())).unwrap()
+    }
+}
+
+#[test]
+fn three_commands_export_a_device_and_others_change_and_end_it() {
+    let daemon = Daemon::start();
+    daemon.ok(&["bdev", "add", "ram:1M", "--name", "m0"]);
+    daemon.ok(&["bdev", "add", "ram:2M", "--name", "m1"]);
+    let error = daemon.refused(&["iscsi", "target", "add", NODE, "m0"]);
+    assert!(error.contains("there is no portal group"), "{error}");
+    daemon.ok(&["iscsi", "portal", "add", "127.0.0.1:0"]);
+    daemon.ok(&["iscsi", "initiator", "add", "ANY", "--from", "127.0.0.0/8"]);
+    daemon.ok(&["iscsi", "target", "add", NODE, "m0", "--alias", "one"]);
+    daemon.ok(&["iscsi", "lun", "add", NODE, "m1", "--lun", "9"]);
+    let portals = daemon.json(&["iscsi", "portal", "ls"]);
+    let address = format!("127.0.0.1:{}", portals[0]["portals"][0]["port"].as_str().unwrap());
+    if let Some(found) = tool("iscsi-ls", &["-s", &format!("iscsi://{address}")]) {
+        assert!(
+            found.contains(NODE) && found.contains("Lun:0 ") && found.contains("Lun:9 "),
+            "{found}"
+        );
+    }
+    let luns = daemon.ok(&["iscsi", "lun", "ls"]);
+    let error = daemon.refused(&["bdev", "rm", "m1"]);
+    assert!(error.contains(&format!("LUN 9 of {NODE}")), "{error}");
+    assert!(luns.lines().count() == 3 && luns.contains("m1"), "{luns}");
+    let secret = secret_file(daemon.dir.path());
+    daemon.ok(&["iscsi", "auth", "add", "me", &secret]);
+    for shown in
+        [daemon.ok(&["iscsi", "auth", "ls"]), daemon.json(&["iscsi", "auth", "ls"]).to_string()]
+    {
+        assert!(shown.contains("me") && !shown.contains(SECRET), "{shown}");
+    }
+    let usage = daemon.output(&["iscsi", "target", "set", NODE, "--chap", "required"]);
+    assert_eq!(usage.code, Some(2), "{}", usage.stderr);
+    daemon.ok(&["iscsi", "target", "set", NODE, "--chap", "required", "--auth", "1"]);
+    if let Some(text) = tool("iscsi-inq", &[&format!("iscsi://me%{SECRET}@{address}/{NODE}/0")]) {
+        assert!(text.contains("Peripheral"), "{text}");
+        let text = tool("iscsi-inq", &[&format!("iscsi://{address}/{NODE}/0")]).unwrap();
+        assert!(!text.contains("Peripheral"), "{text}");
+    }
+    let listed = daemon.ok(&["iscsi", "target", "ls"]);
+    assert!(listed.contains("required") && listed.contains("1:1"), "{listed}");
+    daemon.ok(&[
+        "iscsi",
+        "initiator",
+        "set",
+        "1",
+        "--add",
+        "iqn.2026-01.io.raceline:i",
+        "--rm-from",
+        "127.0.0.0/8",
+        "--add-from",
+        "::1",
+    ]);
+    let groups = daemon.json(&["iscsi", "initiator", "ls"]);
+    assert_eq!(groups[0]["netmasks"][0], "[::1]/128");
+    daemon.ok(&["iscsi", "target", "set", NODE, "--rm-map", "1:1"]);
+    daemon.ok(&["iscsi", "lun", "rm", NODE, "9"]);
+    assert_eq!(daemon.json(&["iscsi", "connections"]), Value::Array(vec![]));
+    let error = daemon.refused(&["iscsi", "target", "rm", "iqn.2026-01.io.raceline:disc"]);
+    assert!(error.contains("there is only"), "{error}");
+    daemon.ok(&["iscsi", "target", "rm", NODE]);
+    daemon.ok(&["iscsi", "auth", "rm", "1", "--user", "me"]);
+    daemon.ok(&["iscsi", "auth", "rm", "1"]);
+    daemon.ok(&["iscsi", "initiator", "rm", "1"]);
+    daemon.ok(&["iscsi", "portal", "rm", "1"]);
+    for kind in ["target", "lun", "portal", "initiator", "auth"] {
+        assert_eq!(daemon.json(&["iscsi", kind, "ls"]), Value::Array(vec![]), "{kind}");
+    }
+    let log = daemon.serve.end(Signal::TERM).stderr;
+    assert!(log.contains("iscsi_auth_group_add_secret"), "the audit has the call: {log}");
+    assert!(!log.contains(SECRET), "{log}");
+}
+
+#[test]
+fn an_export_is_reached_by_both_protocols() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = secret_file(dir.path());
+    let name = format!("--iscsi={NODE}");
+    let export = Export::start(&[
+        "ram:8M",
+        "-l",
+        "127.0.0.1:0",
+        &name,
+        "--iscsi-listen",
+        "127.0.0.1:0",
+        "--chap-user",
+        "me",
+        "--chap-secret",
+        &secret,
+    ]);
+    let ready = &export.ready;
+    assert_eq!((&ready["iscsi"]["name"], &ready["iscsi"]["chap"]), (&NODE.into(), &true.into()));
+    let portal = ready["iscsi"]["portals"][0].as_str().unwrap();
+    if let Some(text) = tool(
+        "iscsi-inq",
+        &["-e", "1", "-c", "128", &format!("iscsi://me%{SECRET}@{portal}/{NODE}/0")],
+    ) {
+        let uuid = ready["namespaces"][0]["uuid"].as_str().unwrap();
+        assert!(text.contains(uuid) || text.contains(&uuid.replace('-', "")), "{uuid}: {text}");
+    }
+    let identified = support::run(&export.host(&["identify"]));
+    assert_eq!(identified.code, Some(0), "{}", identified.stderr);
+    export.terminate();
+}
