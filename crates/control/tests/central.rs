@@ -4,10 +4,12 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use raceline_auth::{DhchapSecret, Hash, TlsKey};
 use serde_json::{Value, json};
-use support::discovery::{address, export, free_port, nqn, serve_discovery, wait};
+use support::discovery::{DISCOVERY, address, export, free_port, nqn, serve_discovery, wait};
 use support::{Kept, ok};
 
 /// A daemon whose discovery service, on this port, is a centralized one.
@@ -94,6 +96,104 @@ fn what_a_daemon_offers_is_registered_followed_and_taken_back() {
     ok(hub.call("nvmf_discovery_set_central", json!({ "enable": false })));
     assert_eq!(registrations(&hub)["central"], false);
     for daemon in [front, shelf, hub] {
+        daemon.kill();
+    }
+}
+
+/// A file with a key, that only its owner reads.
+fn key_file(dir: &Path, name: &str, text: &str) {
+    std::fs::write(dir.join(name), text).unwrap();
+    std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+#[test]
+fn a_daemon_registers_over_tls_and_proves_itself() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let keys = dirs[2].path();
+    for (name, secret) in [("chap", true), ("ctrlr", true), ("psk", false), ("other", false)] {
+        let text = if secret {
+            DhchapSecret::generate(Some(Hash::Sha256)).unwrap().to_text()
+        } else {
+            TlsKey::generate(Hash::Sha256).unwrap().to_text()
+        };
+        key_file(keys, name, &text);
+    }
+    let add_key = |daemon: &Kept, name: &str| {
+        let params = json!({ "name": name, "path": keys.join(name) });
+        ok(daemon.call("keyring_file_add_key", params));
+    };
+    let port = free_port();
+    let hub = Kept::start(dirs[0].path());
+    ok(hub.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    export(&hub, "members", false);
+    let shelf_nqn = nqn("shelf");
+    for name in ["chap", "ctrlr", "psk"] {
+        add_key(&hub, name);
+    }
+    let member = json!({
+        "nqn": nqn("members"), "host": shelf_nqn, "psk": "psk", "dhchap_key": "chap", "dhchap_ctrlr_key": "ctrlr",
+    });
+    ok(hub.call("nvmf_subsystem_add_host", member));
+    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port), "security": "both" });
+    ok(hub.call("nvmf_subsystem_add_listener", listener));
+    ok(hub.call("nvmf_discovery_set_central", json!({ "enable": true })));
+
+    let shelf = Kept::start(dirs[1].path());
+    ok(shelf.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    export(&shelf, "a", true);
+    for name in ["chap", "ctrlr", "psk", "other"] {
+        add_key(&shelf, name);
+    }
+    let place = json!({ "address": address(port) });
+    let register = |keys: Value| {
+        let mut params = place.clone();
+        params["hostnqn"] = shelf_nqn.as_str().into();
+        params.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        shelf.call("nvmf_discovery_register", params)
+    };
+    let problem = || registrations(&shelf)["registers_with"][0]["problem"].take();
+    for lacking in [
+        json!({}),
+        json!({ "psk": "psk" }),
+        json!({ "dhchap_key": "chap" }),
+        json!({ "psk": "other", "dhchap_key": "chap" }),
+        json!({ "psk": "psk", "dhchap_key": "ctrlr" }),
+    ] {
+        ok(register(lacking.clone()));
+        wait(&format!("with {lacking}: no problem"), || problem().is_string());
+        assert!(listed(&hub).is_empty(), "registered with {lacking}");
+        ok(shelf.call("nvmf_discovery_unregister", place.clone()));
+    }
+    for wrong in [
+        json!({ "psk": "none" }),
+        json!({ "psk": "chap" }),
+        json!({ "dhchap_key": "psk" }),
+        json!({ "dhchap_ctrlr_key": "ctrlr" }),
+    ] {
+        register(wrong).unwrap_err();
+    }
+    let all = json!({ "psk": "psk", "dhchap_key": "chap", "dhchap_ctrlr_key": "ctrlr" });
+    ok(register(all));
+    wait("a is not registered with all keys", || listed(&hub) == [nqn("a")]);
+
+    // The names of the keys are kept, and the keys are taken anew.
+    let before = shelf.picture();
+    shelf.kill();
+    let shelf = Kept::start(dirs[1].path());
+    assert_eq!(shelf.picture()["config"], before["config"]);
+    wait("a is not registered anew", || {
+        registrations(&shelf)["registers_with"][0]["entries"] == 1 && listed(&hub) == [nqn("a")]
+    });
+
+    // A key whose file is gone does not end a start.
+    shelf.kill();
+    std::fs::remove_file(keys.join("psk")).unwrap();
+    let shelf = Kept::start(dirs[1].path());
+    wait("it does not name the key that is gone", || {
+        let problem = registrations(&shelf)["registers_with"][0]["problem"].take();
+        problem.as_str().is_some_and(|problem| problem.contains("psk"))
+    });
+    for daemon in [shelf, hub] {
         daemon.kill();
     }
 }

@@ -30,11 +30,15 @@ const MAX_REGISTRARS: usize = 16;
 /// The places that a target registers with, by address.
 pub type Registrars = BTreeMap<ListenAddress, Arc<Registrar>>;
 
+/// Gives a connection that is about to be made its keys; the error says why one cannot be used.
+pub type Secure = Box<dyn Fn(&Manager, &mut HostConfig) -> Result<(), String> + Send + Sync>;
+
 /// A centralized discovery controller that a target registers with.
 pub struct Registrar {
     target: String,
-    /// How it is connected to.
+    /// How it is connected to, without keys.
     pub host: HostConfig,
+    secure: Secure,
     stopped: AtomicBool,
     state: Mutex<Progress>,
     changed: Condvar,
@@ -50,9 +54,9 @@ pub struct Progress {
 }
 
 impl Registrar {
-    /// For a target; `host` says how to connect.
+    /// For a target; `host` says how to connect, and `secure` gives each connection its keys.
     #[must_use]
-    pub fn new(target: &str, host: HostConfig) -> Arc<Self> {
+    pub fn new(target: &str, host: HostConfig, secure: Secure) -> Arc<Self> {
         let host = HostConfig {
             discovery: true,
             // After a loss, everything is registered anew.
@@ -60,7 +64,7 @@ impl Registrar {
             ..host.within(CONNECT_TIMEOUT)
         };
         let (stopped, state, changed) = (AtomicBool::default(), Mutex::default(), Condvar::new());
-        Arc::new(Self { target: target.to_owned(), host, stopped, state, changed })
+        Arc::new(Self { target: target.to_owned(), host, secure, stopped, state, changed })
     }
 
     /// How it is going.
@@ -74,6 +78,13 @@ impl Registrar {
         self.stopped.store(true, Ordering::Relaxed);
         drop(self.lock());
         self.changed.notify_all();
+    }
+
+    /// How to connect now, with keys.
+    fn config(&self, manager: &Manager) -> Result<HostConfig, String> {
+        let mut config = self.host.clone();
+        (self.secure)(manager, &mut config)?;
+        Ok(config)
     }
 
     /// Sends one command.
@@ -134,7 +145,8 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Registers what a target offers with the discovery controller at this address from now on.
+    /// Registers what a target offers with the discovery controller at this address from now on; `keys` are the names
+    /// of its keys by parameter.
     ///
     /// # Errors
     /// When there is no such target, it registers there already, or with too many others.
@@ -142,6 +154,7 @@ impl Change<'_> {
         &mut self,
         address: &ListenAddress,
         registrar: &Arc<Registrar>,
+        keys: impl Iterator<Item = (&'static str, String)>,
     ) -> Result<(), ManagerError> {
         let target = &registrar.target;
         {
@@ -158,7 +171,10 @@ impl Change<'_> {
             registrars.insert(address.clone(), Arc::clone(registrar));
         }
         let hostnqn = registrar.host.hostnqn.as_str();
-        let params = json!({ "address": address, "hostnqn": hostnqn });
+        let mut params = json!({ "address": address, "hostnqn": hostnqn });
+        for (what, name) in keys {
+            params[what] = name.into();
+        }
         self.put(registrar_key(target, address), entry(target, "nvmf_discovery_register", params));
         Ok(())
     }
@@ -236,12 +252,13 @@ impl Follower {
                 manager.model().nvmf.target(&self.registrar.target).ok().and_then(|it| it.cores());
             let is_local = self.registrar.host.address.ip().is_loopback();
             let offered = cores.map(|cores| cores.offered(is_local)).unwrap_or_default();
-            let is_ending = manager.is_ending();
-            drop(manager);
-            if is_ending {
+            if manager.is_ending() {
                 break;
             }
-            let result = self.register(offered);
+            let is_connected = self.host.as_ref().is_some_and(|host| host.is_up());
+            let config = (!is_connected).then(|| self.registrar.config(&manager));
+            drop(manager);
+            let result = self.register(offered, config);
             let pause = if result.is_ok() { LOOK_INTERVAL } else { RETRY_INTERVAL };
             self.note(result.err());
             self.registrar.pause(pause);
@@ -257,18 +274,23 @@ impl Follower {
         }
     }
 
-    /// Registers what is offered, unless it is registered.
-    fn register(&mut self, offered: Vec<DiscoveryEntry>) -> Result<(), String> {
-        if let Some(lost) = self.host.take_if(|host| !host.is_up()) {
+    /// Registers what is offered, unless it is registered. `config` is for a connection, if there is none.
+    fn register(
+        &mut self,
+        offered: Vec<DiscoveryEntry>,
+        config: Option<Result<HostConfig, String>>,
+    ) -> Result<(), String> {
+        let lost = || "the connection is lost".to_owned();
+        if let Some(host) = self.host.take_if(|host| !host.is_up()) {
             self.sent = None;
-            lost.disconnect();
-            return Err("the connection is lost".to_owned());
+            host.disconnect();
+            return Err(lost());
         }
         let host = match &self.host {
             Some(host) => host,
             None => {
                 self.sent = None;
-                let host = Host::connect(self.registrar.host.clone());
+                let host = Host::connect(config.ok_or_else(lost)??);
                 self.host.insert(host.map_err(|error| error.to_string())?)
             }
         };

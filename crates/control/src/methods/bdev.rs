@@ -12,7 +12,7 @@ mod split;
 mod stacked;
 mod statistics;
 
-pub(super) use nvme::discovery_host;
+pub(super) use nvme::{discovery_host, keys};
 use raceline_bdev::{BdevInfo, BlockSize, DeviceSpec, MAX_WRAPPER_LEVELS, SharedBdev};
 use serde::Deserialize;
 use serde_json::{Value, json};

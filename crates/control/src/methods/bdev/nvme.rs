@@ -5,7 +5,7 @@ mod drive;
 mod health;
 mod hotplug;
 mod inject;
-mod keys;
+pub(in crate::methods) mod keys;
 mod mdns;
 mod options;
 mod paths;
@@ -222,7 +222,7 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     let mut config = host_config(call.manager, &params, &hostnqn)?;
     config.more_paths = paths::more_paths(call, &params, &hostnqn)?;
     let psk = keys::hold_psk(call, params.psk.as_deref(), &config)?;
-    config.streams = psk.as_ref().map(|psk| keys::streams(call, psk)).transpose()?;
+    config.streams = psk.as_ref().map(|psk| keys::streams(call.manager, psk)).transpose()?;
     let held = keys::hold(call, params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
     config.credentials.set(keys::credentials(call.manager, held.as_ref())?);
     let config = if call.peer.is_internal {

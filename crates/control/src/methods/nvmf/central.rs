@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use super::AddressParams;
 use crate::error::RpcError;
-use crate::manager::central::{Registrar, show};
+use crate::manager::central::{Registrar, Secure, show};
 use crate::method::{Call, Registry, States};
 use crate::methods::bdev::discovery_host;
+use crate::methods::bdev::keys::{self, NamedPsk};
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("nvmf_discovery_set_central", States::Runtime, set_central);
@@ -101,24 +102,56 @@ fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Place {
+struct Register {
     address: AddressParams,
     hostnqn: Option<String>,
+    psk: Option<String>,
+    dhchap_key: Option<String>,
+    dhchap_ctrlr_key: Option<String>,
     tgt_name: Option<String>,
 }
 
-fn add(call: &Call<'_>, params: Place) -> Result<bool, RpcError> {
+fn add(call: &Call<'_>, params: Register) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let address = params.address.parse()?;
     let host = discovery_host(call.manager, &address, params.hostnqn.as_deref())?;
-    let registrar = Registrar::new(&target, host);
-    call.manager.change(|change| change.add_registrar(&address, &registrar))?;
+    let (host_key, controller_key) =
+        (params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref());
+    let chap = keys::hold(call, host_key, controller_key)?;
+    let psk = params.psk.as_deref().map(|name| NamedPsk::hold(call, name)).transpose()?;
+    // A key may come back, and options may change, between two connections.
+    let secure: Secure = Box::new(move |manager, config| {
+        let credentials = keys::credentials(manager, chap.as_ref()).map_err(text)?;
+        config.credentials.set(credentials);
+        let streams = |psk: &NamedPsk| keys::streams(manager, &psk.psk(config)?).map_err(text);
+        config.streams = psk.as_ref().map(streams).transpose()?;
+        Ok(())
+    });
+    let registrar = Registrar::new(&target, host, secure);
+    let names = [
+        ("psk", params.psk),
+        ("dhchap_key", params.dhchap_key),
+        ("dhchap_ctrlr_key", params.dhchap_ctrlr_key),
+    ];
+    let names = names.into_iter().filter_map(|(what, name)| Some((what, name?)));
+    call.manager.change(|change| change.add_registrar(&address, &registrar, names))?;
     call.manager.follow_registrar(&registrar)?;
     Ok(true)
 }
 
-fn end(call: &Call<'_>, params: Place) -> Result<bool, RpcError> {
+fn text(error: RpcError) -> String {
+    error.to_string()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unregister {
+    address: AddressParams,
+    tgt_name: Option<String>,
+}
+
+fn end(call: &Call<'_>, params: Unregister) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
     let address = params.address.parse()?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_auth::{Derivation, IdentityVersion};
+use raceline_auth::{Derivation, IdentityVersion, TlsKey};
 use raceline_host::{CredentialStore, Credentials, HostConfig, RemoteController, RemoteState};
 use raceline_reactor::StreamProvider;
 use raceline_tls::{ClientPsk, ClientPskStore, Offload, TlsConnector};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::no_controller;
 use super::options::Options;
 use crate::error::RpcError;
-use crate::keyring::{self, KernelKey};
+use crate::keyring::{self, Held, KernelKey};
 use crate::manager::Manager;
 use crate::manager::catalogue;
 use crate::manager::controllers::link::Link;
@@ -29,7 +29,7 @@ pub(super) fn register(registry: &mut Registry) {
 }
 
 /// Gets the keys of these names.
-pub(super) fn hold(
+pub(in crate::methods) fn hold(
     call: &Call<'_>,
     host: Option<&str>,
     controller: Option<&str>,
@@ -42,7 +42,7 @@ pub(super) fn hold(
 }
 
 /// The secrets of keys for connections with today's options.
-pub(super) fn credentials(
+pub(in crate::methods) fn credentials(
     manager: &Manager,
     held: Option<&ChapKeys>,
 ) -> Result<Option<Arc<Credentials>>, RpcError> {
@@ -56,33 +56,64 @@ pub(super) fn credentials(
     Ok(Some(Arc::new(credentials)))
 }
 
-/// The key of this name for connections over TLS; `None`: no key is named, and nothing is encrypted. The identity is of
-/// version 0, as SPDK offers it, unless the key is the kernel's.
+/// A pre-shared key by its name.
+pub(in crate::methods) enum NamedPsk {
+    /// The kernel holds it.
+    Kernel(KernelKey),
+    /// The keyring holds it.
+    Held(Held<TlsKey>),
+}
+
+impl NamedPsk {
+    /// Gets the key of this name.
+    pub(in crate::methods) fn hold(call: &Call<'_>, name: &str) -> Result<Self, RpcError> {
+        if let Some(key) = KernelKey::parse(name) {
+            return Ok(Self::Kernel(key));
+        }
+        Ok(Self::Held(call.manager.change(|change| change.hold(name, keyring::Key::tls))?))
+    }
+
+    /// The key for connections between these names. The identity is of version 0, as SPDK offers it, unless the key is the
+    /// kernel's.
+    pub(in crate::methods) fn psk(&self, config: &HostConfig) -> Result<HeldPsk, String> {
+        match self {
+            Self::Kernel(key) => {
+                // What nvme-cli has inserted may be of either version.
+                let names = (&config.hostnqn, &config.subnqn);
+                let psk = key.client_psk(names, IdentityVersion::One, Derivation::Standard);
+                let psk = psk.map_err(|error| format!("psk: {error}"))?;
+                Ok(HeldPsk { key: None, store: ClientPskStore::new(psk) })
+            }
+            Self::Held(held) => {
+                let name = held.name();
+                let unusable = || format!("key `{name}` cannot be used now");
+                let key = held.secret().ok_or_else(unusable)?;
+                let version = IdentityVersion::Zero;
+                let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn)
+                    .map_err(|error| format!("key `{name}`: {error}"))?;
+                Ok(HeldPsk { key: Some(held.clone()), store: ClientPskStore::new(psk) })
+            }
+        }
+    }
+}
+
+/// The key of this name for connections over TLS; `None`: no key is named, and nothing is encrypted.
 pub(super) fn hold_psk(
     call: &Call<'_>,
     psk: Option<&str>,
     config: &HostConfig,
 ) -> Result<Option<HeldPsk>, RpcError> {
     let Some(name) = psk else { return Ok(None) };
-    let (version, unusable) =
-        (IdentityVersion::Zero, |detail: String| RpcError::errno(libc::ENOKEY).because(detail));
-    if let Some(key) = KernelKey::parse(name) {
-        // What nvme-cli has inserted may be of either version.
-        let names = (&config.hostnqn, &config.subnqn);
-        let psk = key.client_psk(names, IdentityVersion::One, Derivation::Standard);
-        let psk = psk.map_err(|error| unusable(format!("psk: {error}")))?;
-        return Ok(Some(HeldPsk { key: None, store: ClientPskStore::new(psk) }));
-    }
-    let held = call.manager.change(|change| change.hold(name, keyring::Key::tls))?;
-    let key = held.secret().ok_or_else(|| unusable(format!("key `{name}` cannot be used now")))?;
-    let psk = ClientPsk::new(key, version, &config.hostnqn, &config.subnqn)
-        .map_err(|error| unusable(format!("key `{name}`: {error}")))?;
-    Ok(Some(HeldPsk { key: Some(held), store: ClientPskStore::new(psk) }))
+    let psk = NamedPsk::hold(call, name)?.psk(config);
+    Ok(Some(psk.map_err(|detail| RpcError::errno(libc::ENOKEY).because(detail))?))
 }
 
 /// TLS with this key.
-pub(super) fn streams(call: &Call<'_>, psk: &HeldPsk) -> Result<Arc<dyn StreamProvider>, RpcError> {
-    let offload = Offload::decide(call.manager.model().ktls());
+pub(in crate::methods) fn streams(
+    manager: &Manager,
+    psk: &HeldPsk,
+) -> Result<Arc<dyn StreamProvider>, RpcError> {
+    let offload = Offload::decide(manager.model().ktls());
     let offload = offload.map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     Ok(Arc::new(TlsConnector::new(psk.store.clone()).with_offload(offload)))
 }
