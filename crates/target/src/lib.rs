@@ -89,12 +89,12 @@ pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };
 pub use changes::iscsi::{Iscsi, IscsiConnectionInfo, LunInfo, TargetNodeInfo};
+pub use changes::iscsi_config::check_name as check_iscsi_name;
 pub use changes::iscsi_config::{
     ChapDemand, ChapPolicy, ChapSecret, DEFAULT_ISCSI_QUEUE_DEPTH, InitiatorGroupConfig,
     InitiatorPattern, IscsiError, IscsiSettings, LunConfig, MAX_ISCSI_QUEUE_DEPTH, MAX_LUN,
     Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
-pub use changes::iscsi_state::check_name as check_iscsi_name;
 pub use changes::listeners::Entrance;
 pub use changes::manual::ManualCore;
 pub use changes::pool::PoolInfo;

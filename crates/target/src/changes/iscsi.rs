@@ -12,10 +12,10 @@ use crate::changes::config::TargetError;
 use crate::changes::control::{Control, State};
 use crate::changes::iscsi_config::{
     ChapPolicy, ChapSecret, InitiatorGroupConfig, IscsiError, IscsiSettings, LunConfig,
-    MAX_ISCSI_QUEUE_DEPTH, PortalGroupConfig, PortalMap, TargetNodeConfig,
+    MAX_ISCSI_QUEUE_DEPTH, PortalGroupConfig, PortalMap, TargetNodeConfig, check_name,
 };
 use crate::changes::iscsi_message::IscsiMessage;
-use crate::changes::iscsi_state::{Exported, IscsiState, check_name};
+use crate::changes::iscsi_state::{Exported, IscsiState};
 use crate::changes::iscsi_view::Lun;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;

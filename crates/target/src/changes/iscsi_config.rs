@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 
-use crate::changes::iscsi_state::check_name;
-
 /// Commands that a session may have outstanding by default: the window between ExpCmdSN and MaxCmdSN.
 pub const DEFAULT_ISCSI_QUEUE_DEPTH: u16 = 128;
 /// Most commands that a session may be configured to have outstanding.
@@ -436,9 +434,45 @@ pub enum IscsiError {
     Full(String),
 }
 
+/// Checks that a name is an iSCSI name (RFC 7143, 4.2.7).
+///
+/// # Errors
+/// When it is none.
+pub fn check_name(name: &str) -> Result<(), IscsiError> {
+    let lower = name.to_ascii_lowercase();
+    let is_hex = |digits: &str, lengths: &[usize]| {
+        lengths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let is_good = if let Some(digits) = lower.strip_prefix("eui.") {
+        is_hex(digits, &[16])
+    } else if let Some(digits) = lower.strip_prefix("naa.") {
+        is_hex(digits, &[16, 32])
+    } else {
+        let allowed =
+            |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b) || b > 0x7f;
+        lower.strip_prefix("iqn.").is_some_and(|rest| !rest.is_empty())
+            && lower.bytes().all(allowed)
+    };
+    if is_good && name.len() <= 223 { Ok(()) } else { Err(IscsiError::Name(name.into())) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_have_one_of_three_types() {
+        for name in ["iqn.2026-01.io.raceline:disk", "eui.0123456789abcdef", "naa.0123456789ABCDEF"]
+        {
+            assert_eq!(check_name(name), Ok(()), "{name}");
+        }
+        let long = format!("iqn.2026-01.io.raceline:{}", "x".repeat(220));
+        for name in
+            ["", "iqn.", "disk", "eui.0123", "naa.xyz", "iqn.2026-01.io:a b", "iqn.a_b", &long]
+        {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn the_first_pattern_that_matches_decides() {
