@@ -18,7 +18,7 @@ const FRIEND: &str = "nqn.2014-08.org.nvmexpress:friend";
 type Part<'a> = (&'static str, &'static [&'static str], fn(&mut Life<'a>) -> Result<()>);
 
 /// All work of one release on one daemon.
-struct Life<'a> {
+pub(super) struct Life<'a> {
     tree: &'a Tree,
     release: &'a Release,
     program: &'a Path,
@@ -39,7 +39,7 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let parts: [Part<'a>; 16] = [
+    let parts: [Part<'a>; 17] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -52,6 +52,7 @@ pub(super) fn run<'a>(
         ("discovery", &["bdev_nvme_start_discovery"], Life::discovery),
         ("multicast-dns", &["bdev_nvme_start_mdns_discovery"], Life::multicast_dns),
         ("injected-errors", &["bdev_nvme_add_error_injection"], Life::injected_errors),
+        ("iscsi", &["iscsi_create_target_node"], Life::iscsi),
         ("errors", &[], Life::errors),
         ("script-and-batch", &[], Life::scripts),
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
@@ -89,7 +90,7 @@ impl<'a> Life<'a> {
         Ok(Self { tree, release, program, dir, daemon, methods: strings(&listed) })
     }
 
-    fn client(&self) -> Client<'_> {
+    pub(super) fn client(&self) -> Client<'_> {
         Client { program: self.program, socket: &self.daemon.socket }
     }
 
