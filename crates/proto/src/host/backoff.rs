@@ -9,9 +9,9 @@ pub struct BackoffConfig {
     pub first: Duration,
     /// The delay doubles up to this.
     pub longest: Duration,
-    /// Give up this long after the loss (the ctrl_loss_tmo of Linux); `None` never gives up, zero makes no
-    /// attempt. A controller that comes back but whose I/O queues cannot be connected, because it does not
-    /// answer or grants fewer queues than are in use, is still lost.
+    /// Give up this long after the loss (the ctrl_loss_tmo of Linux), with a last attempt at that moment;
+    /// `None` never gives up, zero makes no attempt. A controller that comes back but whose I/O queues cannot
+    /// be connected, because it does not answer or grants fewer queues than are in use, is still lost.
     pub give_up_after: Option<Duration>,
 }
 
@@ -52,12 +52,13 @@ impl Backoff {
     /// When to try next, after the loss or a failed attempt; `None` to give up.
     pub fn next_attempt(&mut self, now: Instant) -> Option<Instant> {
         let at = now + self.delay;
-        let in_time = |limit| at.saturating_duration_since(self.lost_at) < limit;
-        if !self.config.give_up_after.is_none_or(in_time) {
-            return None;
-        }
         self.delay = self.delay.saturating_mul(2).min(self.config.longest);
-        Some(at)
+        // A limit that is too far away for the clock is none.
+        let Some(end) = self.config.give_up_after.and_then(|limit| self.lost_at.checked_add(limit))
+        else {
+            return Some(at);
+        };
+        (now < end).then(|| at.min(end))
     }
 }
 
@@ -80,7 +81,8 @@ mod tests {
             delays.push((at - now).as_secs());
             now = at;
         }
-        assert_eq!(delays, [1, 2, 4, 4]);
+        // Not given up 11 s after the loss, because the next delay would end too late.
+        assert_eq!(delays, [1, 2, 4, 4, 1]);
     }
 
     #[test]
