@@ -9,11 +9,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Heard, RawHost, Wants, block_sqe, config, namespace, nqn, ram, subsystem};
+use common::hosts::{connect_with, host, weight};
+use common::{Heard, RawHost, block_sqe, config, namespace, nqn, ram, subsystem};
 use raceline_bdev::{Bdev, BdevInfo, Channel, Done, Op, Request, SharedBdev};
-use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::opcode::io;
-use raceline_proto::nvme::{ControllerId, Direction, HostId, NamespaceId, Nqn, QueueId};
+use raceline_proto::nvme::{Direction, NamespaceId};
 use raceline_reactor::{Completion, Context, Payload};
 use raceline_target::{QosLimits, Target, TargetConfig, Weight};
 
@@ -68,30 +68,8 @@ impl Channel for GateChannel {
     fn close(&mut self, _: &mut Context<'_>) {}
 }
 
-fn host(number: u64) -> Nqn {
-    Nqn::new(&format!("nqn.2026-01.io.raceline:host-{number}")).unwrap()
-}
-
-/// The admin queue and the I/O queues of a host.
 fn connect(address: SocketAddr, number: u64, queues: u16) -> (RawHost, Vec<RawHost>) {
-    let open = |qid: u16, cntlid: ControllerId| {
-        let mut queue = RawHost::open(address, Wants::default());
-        let entries = if qid == 0 { 32 } else { ENTRIES };
-        let words =
-            ConnectWords { recfmt: 0, qid: QueueId(qid), sqsize: entries - 1, cattr: 4, kato: 0 };
-        let id = HostId([u8::try_from(number).unwrap(); 16]);
-        let data = ConnectData::new(id, cntlid, &nqn(), &host(number));
-        let cqe = queue.connect_with(words, &data);
-        assert!(cqe.status.is_success(), "{}", cqe.status);
-        (queue, ControllerId(u16::try_from(cqe.dw0 & 0xffff).unwrap()))
-    };
-    let (mut admin, cntlid) = open(0, ControllerId::DYNAMIC);
-    assert!(admin.set_property(0x14, 0x0046_0001).status.is_success());
-    (admin, (1..=queues).map(|qid| open(qid, cntlid).0).collect())
-}
-
-fn weight(number: u16) -> Option<Weight> {
-    Some(Weight::new(number).unwrap())
+    connect_with(address, number, (queues, ENTRIES))
 }
 
 fn submit(queue: &mut RawHost, block: u64) {

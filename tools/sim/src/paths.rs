@@ -11,7 +11,7 @@ pub struct Paths {
 }
 
 /// The paths, in the order of the counts.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "host: a payload received into its buffer",
     "host: large payloads received into the core's staging memory",
     "host: commands kept back, as the caches are flooded",
@@ -28,6 +28,7 @@ const NAMES: [&str; 16] = [
     "target: a write in blocks, as they came",
     "target: a write by way of staging memory into an I/O buffer",
     "target: a write kept out of staging memory",
+    "target: a command in line for a buffer while a host has a weight",
 ];
 
 /// Seeds within which every path must be taken; far fewer suffice.
@@ -73,6 +74,12 @@ impl Paths {
                 totals.writes_direct,
             ],
         )
+    }
+
+    /// Commands of a target that waited for a buffer by the weights of hosts.
+    #[must_use]
+    pub fn of_weights(buffer_waits: u64) -> Self {
+        Self::from(16, &[buffer_waits])
     }
 
     /// These counts, from the path with index `first` on.

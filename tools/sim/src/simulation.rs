@@ -219,6 +219,9 @@ impl Run {
         let (digest_errors, buffer_waits) = self.target.counts();
         let moves = self.target.moves();
         self.shared.totals.paths.add(&self.target.paths());
+        if self.shared.plan.weight.is_some() {
+            self.shared.totals.paths.add(&Paths::of_weights(buffer_waits));
+        }
         self.shared.totals.throttled = self.target.throttled();
         self.target.begin_shutdown()?;
         self.until("the target to stop", |run| run.target.is_stopped())?;

@@ -4,11 +4,19 @@
 //! so a small command never waits behind a large one. It may take a larger buffer only while no command
 //! waits for that size or a size between. Commands for which a small buffer would do therefore do not
 //! starve a command that needs a large one.
+//!
+//! Within a line the order is first come, first served. While any host has a weight, the parts of hosts are served by
+//! their weights instead ([`line`]).
 
-use std::collections::VecDeque;
+mod line;
+
 use std::ops::Range;
 
 use raceline_reactor::{BufferPool, PoolConfig};
+
+use crate::path::shares::{ShareId, Shares};
+
+use line::Line;
 
 /// Small I/O buffers: the blocks of most random I/O.
 const SMALL_BUFFER_BYTES: usize = 4 << 10;
@@ -56,7 +64,7 @@ fn large_classes(count: usize, max_io_bytes: usize) -> Vec<(usize, usize)> {
 
 /// Commands that wait for a buffer, by their names: a line for each size of the pool.
 pub(crate) struct BufferLines<Command> {
-    lines: Vec<VecDeque<Command>>,
+    lines: Vec<Line<Command>>,
     waiting: usize,
 }
 
@@ -87,12 +95,17 @@ impl<Command: Copy> BufferLines<Command> {
         own..closed.map_or(all, |(class, _)| class)
     }
 
-    /// Puts a command into the line of its size.
-    pub(crate) fn join(&mut self, pool: &BufferPool, len: usize, command: Command) {
+    /// Puts a command into the line of its size, behind all others of its part of the core.
+    pub(crate) fn join(
+        &mut self,
+        pool: &BufferPool,
+        len: usize,
+        (command, share): (Command, Option<ShareId>),
+    ) {
         if self.lines.len() < pool.class_count() {
-            self.lines.resize_with(pool.class_count(), VecDeque::new);
+            self.lines.resize_with(pool.class_count(), Line::default);
         }
-        self.lines[pool.class_of(len)].push_back(command);
+        self.lines[pool.class_of(len)].push(command, len, share);
         self.waiting += 1;
     }
 
@@ -105,16 +118,16 @@ impl<Command: Copy> BufferLines<Command> {
             let Some(command) = line.front() else { continue };
             let open = class..closed;
             if open.clone().any(|class| pool.available(class) > 0) {
-                return Some((class, *command, open));
+                return Some((class, command, open));
             }
             closed = class;
         }
         None
     }
 
-    /// Takes the first of a line out of it.
-    pub(crate) fn leave(&mut self, class: usize) {
-        self.waiting -= usize::from(self.lines[class].pop_front().is_some());
+    /// Takes the first of a line out of it: it gets its buffer.
+    pub(crate) fn leave(&mut self, class: usize, shares: &Shares) {
+        self.waiting -= usize::from(self.lines[class].pop(shares));
     }
 
     /// Removes the commands that no longer wait.
@@ -123,9 +136,21 @@ impl<Command: Copy> BufferLines<Command> {
             return;
         }
         for line in &mut self.lines {
-            line.retain(|waiter| keep(*waiter));
+            line.retain(&keep);
         }
-        self.waiting = self.lines.iter().map(VecDeque::len).sum();
+        self.waiting = self.lines.iter().map(Line::len).sum();
+    }
+
+    /// These commands belong to another part of the core from now on, or to none.
+    pub(crate) fn regroup(&mut self, is_meant: impl Fn(Command) -> bool, share: Option<ShareId>) {
+        if !self.is_empty() {
+            self.lines.iter_mut().for_each(|line| line.regroup(&is_meant, share));
+        }
+    }
+
+    /// A part of the core has ended.
+    pub(crate) fn forget(&mut self, share: ShareId) {
+        self.lines.iter_mut().for_each(|line| line.forget(share));
     }
 }
 
@@ -173,7 +198,7 @@ mod tests {
             match self.pool.take_of(len, open) {
                 Some(buf) => self.held.push((buf.capacity(), buf)),
                 None => {
-                    self.lines.join(&self.pool, len, slot);
+                    self.lines.join(&self.pool, len, (slot, None));
                     return false;
                 }
             }
@@ -186,7 +211,7 @@ mod tests {
             self.held.remove(index);
             let mut served = Vec::new();
             while let Some((class, command, sizes)) = self.lines.next(&self.pool) {
-                self.lines.leave(class);
+                self.lines.leave(class, &Shares::default());
                 let buf = self.pool.take_of(1, sizes).unwrap();
                 self.held.push((buf.capacity(), buf));
                 served.push(command);

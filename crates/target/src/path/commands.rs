@@ -31,6 +31,7 @@ use crate::changes::message::Message;
 use crate::path::authentication::Authentication;
 use crate::path::core::Core;
 use crate::path::outbox::Outbox;
+use crate::path::shares::ShareId;
 use crate::path::slots::{CommandSlot, Job, NoSlot, Phase, Slot, Slots};
 use crate::records::counters::QueueCounters;
 use crate::records::names::{CommandPlace, ConnKey, LocalCommand, SlotKey};
@@ -66,6 +67,8 @@ pub(crate) struct Commands {
     pub(crate) moved: usize,
     /// What the host was served since its part of the core was charged.
     pub(crate) served: usize,
+    /// The part of the core of its host, while any host has a weight.
+    pub(crate) share: Option<ShareId>,
     /// The connection is about to move: writes wait for that before the host is asked for their data.
     holding: bool,
     /// Since when at least one command is outstanding.
@@ -88,6 +91,7 @@ impl Commands {
             large_writes: 0,
             moved: 0,
             served: 0,
+            share: None,
             holding: false,
             busy_since: None,
         }
@@ -283,7 +287,7 @@ impl Commands {
         if self.holding && self.hold(key) {
             return None;
         }
-        // First come, first served: a new command does not overtake those that wait for such a buffer.
+        // A new command does not overtake those that wait for such a buffer.
         let pooled = self.take_buffer(cx, len, core.buffer_lines.open_to(cx.pool, len));
         // But a command that holds a buffer must not wait for another, nor block its own data.
         match pooled {
@@ -300,7 +304,7 @@ impl Commands {
                 if in_capsule {
                     self.paused = Some(key);
                 }
-                core.buffer_lines.join(cx.pool, len, self.local(key));
+                core.buffer_lines.join(cx.pool, len, (self.local(key), self.share));
                 None
             }
         }

@@ -29,7 +29,6 @@ use crate::path::core::Core;
 use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
-use crate::path::shares::ShareId;
 use crate::path::slots::{CommandSlot, NoSlot};
 
 use crate::records::early::Ticket;
@@ -62,8 +61,6 @@ pub(crate) struct Connection {
     commands: Commands,
     /// Another core is to have it.
     moving: Option<Moving>,
-    /// Its host's part of the core, while any host has a weight.
-    share: Option<ShareId>,
 }
 
 impl Connection {
@@ -85,7 +82,6 @@ impl Connection {
             inbox: Inbox::of(config, &ends),
             commands: Commands::new(key, ends.peer, core),
             moving: None,
-            share: None,
         }
     }
 
@@ -147,7 +143,7 @@ impl Connection {
             self.commands.out.queue.payload_received(direct);
         }
         self.inbox.set_unparsed(start..start + (len - direct));
-        if let Some(share) = self.share {
+        if let Some(share) = self.commands.share {
             return self.await_turn(cx, core, share);
         }
         self.commands.moved = 0;
@@ -177,7 +173,7 @@ impl Connection {
             // Between PDUs only: a write that goes to the device at once is checked with its header.
             if pass_over && self.commands.out.queue.payload_wanted().is_none() {
                 // A host with many requests at once must not keep its neighbours waiting.
-                if let Some(share) = self.share {
+                if let Some(share) = self.commands.share {
                     self.await_turn(cx, core, share);
                 } else if self.inbox.defer() {
                     core.deferred.push(self.key);
@@ -200,7 +196,7 @@ impl Connection {
         if self.inbox.return_staging(staging, end - left..end) {
             self.start_recv(cx);
         }
-        if let Some(share) = self.share {
+        if let Some(share) = self.commands.share {
             core.shares.charge(share, std::mem::take(&mut self.commands.served));
         }
     }
@@ -229,7 +225,7 @@ impl Connection {
                     self.handle_command(cx, core, &sqe, in_capsule);
                     return 0;
                 }
-                if self.share.is_some() {
+                if self.commands.share.is_some() {
                     self.commands.note_served(&sqe);
                 }
                 match self.commands.take_io(cx, core, &sqe, in_capsule, rest) {

@@ -14,7 +14,7 @@ use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::buffers::BufferLines;
 use crate::path::choice::Takes;
 use crate::path::range_lock::{Fences, LockId, Order, Warden};
-use crate::path::shares::Shares;
+use crate::path::shares::{ShareId, Shares};
 use crate::path::slots::Measured;
 use crate::path::wipe::Wipes;
 use crate::records::names::{CommandPlace, ConnKey, LocalCommand, Place, Tag};
@@ -142,6 +142,28 @@ impl Core {
             released: Vec::new(),
             iscsi: IscsiCore::default(),
             wipes: Wipes::default(),
+        }
+    }
+
+    /// A connection has changed from one part of the core to another, or to none: commands of its that wait for a buffer
+    /// go with it.
+    pub(crate) fn change_share(
+        &mut self,
+        key: ConnKey,
+        (before, after): (Option<ShareId>, Option<ShareId>),
+    ) {
+        if before != after {
+            self.buffer_lines.regroup(|waiter| waiter.key == key, after);
+        }
+        if let Some(share) = before {
+            self.leave_share(share);
+        }
+    }
+
+    /// A connection has left a part of the core.
+    pub(crate) fn leave_share(&mut self, share: ShareId) {
+        if self.shares.leave(share) {
+            self.buffer_lines.forget(share);
         }
     }
 

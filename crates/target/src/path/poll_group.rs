@@ -448,7 +448,7 @@ impl PollGroup {
     #[inline(never)]
     fn serve_buffer_lines(&mut self, cx: &mut Context<'_>) {
         while let Some((line, command, sizes)) = self.core.buffer_lines.next(cx.pool) {
-            self.core.buffer_lines.leave(line);
+            self.core.buffer_lines.leave(line, &self.core.shares);
             if command.key.is_iscsi() {
                 self.serve_iscsi(cx, command, sizes);
             } else {

@@ -6,6 +6,10 @@
 //! [`TURN_BYTES`], so that answers leave and commands come while many still wait.
 //!
 //! While one host alone has commands, its connections have whole passes.
+//!
+//! The lines for I/O buffers ([`crate::path::buffers`]) have clocks of their own for the same parts.
+
+mod clock;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,22 +20,43 @@ use raceline_proto::nvme::{HostNqn, Nqn};
 use crate::records::limited::Weight;
 use crate::records::names::ConnKey;
 
+#[cfg(test)]
+pub(crate) use clock::CREDIT_BYTES;
+pub(crate) use clock::Clock;
+
 /// What a command counts for besides its data: about what its handling costs, in bytes that are moved (lab 0062).
 const COMMAND_BYTES: usize = 4096;
 /// What a connection is served at a time (lab 0062).
 const SLICE_BYTES: usize = 64 * 1024;
 /// What is served before the reactor has a turn (lab 0062).
 const TURN_BYTES: usize = 128 * 1024;
-/// What a host with the default weight that had no commands for a moment may catch up with.
-const CREDIT_BYTES: u64 = 4 * TURN_BYTES as u64;
 /// For how long after two hosts had commands by turns they compete. As long as for small senders (lab 0042).
 const COMPETING: Duration = Duration::from_millis(100);
-/// Bits behind the point of clocks. At the largest weight the shortest command goes on by more than 500 units.
-const FRACTION_BITS: u32 = 10;
 
-/// One host's part in one subsystem, on one core.
+/// One owner's part of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ShareId(u32);
+
+impl ShareId {
+    /// Its place in a table of the parts of a core. A part that has ended leaves its place to a later one.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Whose part of a core it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// A host's in a subsystem.
+    Host(Nqn, HostNqn),
+    /// An iSCSI initiator's at a target node. It has a part of the I/O buffers only.
+    Initiator {
+        /// Name of the initiator.
+        initiator: String,
+        /// Name of the target node.
+        node: String,
+    },
+}
 
 /// The parts of a core.
 #[derive(Debug, Default)]
@@ -40,9 +65,9 @@ pub(crate) struct Shares {
     /// Indices of parts that no connection has.
     free: Vec<ShareId>,
     /// The parts with connections that wait, and their clocks as they were then; none twice.
-    waiting: BinaryHeap<Reverse<(u128, ShareId)>>,
+    waiting: BinaryHeap<Reverse<(Clock, ShareId)>>,
     /// The clock of the part that was served last.
-    clock: u128,
+    clock: Clock,
     /// Whose commands came last.
     latest: Option<ShareId>,
     /// When the commands came from another host than those before.
@@ -51,12 +76,11 @@ pub(crate) struct Shares {
 
 #[derive(Debug)]
 struct Part {
-    subsystem: Nqn,
-    host: HostNqn,
+    owner: Owner,
     weight: Weight,
     /// Its connections.
     members: usize,
-    clock: u128,
+    clock: Clock,
     /// What it was served since its clock went on.
     served: u64,
     line: VecDeque<ConnKey>,
@@ -66,17 +90,15 @@ struct Part {
 
 impl Part {
     fn go_on(&mut self) {
-        let served = u128::from(std::mem::take(&mut self.served)) << FRACTION_BITS;
-        self.clock += served * u128::from(Weight::DEFAULT.get()) / u128::from(self.weight.get());
+        self.clock = self.clock.after(std::mem::take(&mut self.served), self.weight);
     }
 }
 
 impl Shares {
-    /// A connection of this host has this weight from now on. It belongs to the part that is given, until
+    /// A connection of this owner has this weight from now on. It belongs to the part that is given, until
     /// [`Self::leave`].
-    pub(crate) fn join(&mut self, subsystem: &Nqn, host: &HostNqn, weight: Weight) -> ShareId {
-        let is_it =
-            |part: &Part| part.members > 0 && part.host == *host && part.subsystem == *subsystem;
+    pub(crate) fn join(&mut self, owner: Owner, weight: Weight) -> ShareId {
+        let is_it = |part: &Part| part.members > 0 && part.owner == owner;
         if let Some(index) = self.parts.iter().position(is_it) {
             let part = &mut self.parts[index];
             part.go_on();
@@ -84,8 +106,7 @@ impl Shares {
             return ShareId(u32::try_from(index).expect("fewer parts than connections"));
         }
         let part = Part {
-            subsystem: subsystem.clone(),
-            host: host.clone(),
+            owner,
             weight,
             members: 1,
             clock: self.clock,
@@ -94,7 +115,7 @@ impl Shares {
             listed: false,
         };
         if let Some(id) = self.free.pop() {
-            self.parts[id.0 as usize] = part;
+            self.parts[id.index()] = part;
             return id;
         }
         let id = ShareId(u32::try_from(self.parts.len()).expect("fewer parts than connections"));
@@ -102,20 +123,27 @@ impl Shares {
         id
     }
 
-    /// A connection is gone, or has no weight any more.
-    pub(crate) fn leave(&mut self, id: ShareId) {
+    /// A connection is gone, or has no weight any more. Gives whether its part has ended with it.
+    pub(crate) fn leave(&mut self, id: ShareId) -> bool {
         let part = self.part(id);
         part.members -= 1;
-        if part.members == 0 {
+        let ends = part.members == 0;
+        if ends {
             part.line.clear();
             if !part.listed {
                 self.free.push(id);
             }
         }
+        ends
+    }
+
+    /// The weight of a part.
+    pub(crate) fn weight(&self, id: ShareId) -> Weight {
+        self.parts[id.index()].weight
     }
 
     fn part(&mut self, id: ShareId) -> &mut Part {
-        &mut self.parts[id.0 as usize]
+        &mut self.parts[id.index()]
     }
 
     /// Begins a turn of the core.
@@ -123,7 +151,7 @@ impl Shares {
         match self.waiting.as_slice() {
             [Reverse((_, alone))] if !self.compete(now) => {
                 // At least one, so that a part whose connections have all left is put down.
-                Turn::Alone { connections: self.parts[alone.0 as usize].line.len().max(1) }
+                Turn::Alone { connections: self.parts[alone.index()].line.len().max(1) }
             }
             _ => Turn::Shared { left: TURN_BYTES },
         }
@@ -151,7 +179,7 @@ impl Shares {
         part.line.push_back(key);
         if !part.listed {
             part.listed = true;
-            part.catch_up(earliest);
+            part.clock = part.clock.caught_up(earliest);
             let clock = part.clock;
             self.waiting.push(Reverse((clock, id)));
         }
@@ -171,7 +199,7 @@ impl Shares {
                 self.put_down(id);
                 continue;
             };
-            self.clock = self.clock.max(self.parts[id.0 as usize].clock);
+            self.clock = self.clock.max(self.parts[id.index()].clock);
             return Some((id, key));
         }
         None
@@ -203,19 +231,11 @@ impl Shares {
         let part = self.part(id);
         part.served += bytes as u64;
         if !part.listed {
-            part.catch_up(earliest);
-            let began = part.clock;
+            let began = part.clock.caught_up(earliest);
+            part.clock = began;
             part.go_on();
             self.clock = self.clock.max(began);
         }
-    }
-}
-
-impl Part {
-    /// It had no commands: what it may catch up with is limited, whenever it was served last.
-    fn catch_up(&mut self, clock: u128) {
-        let credit = u128::from(CREDIT_BYTES) << FRACTION_BITS;
-        self.clock = self.clock.max(clock.saturating_sub(credit));
     }
 }
 
@@ -274,6 +294,10 @@ mod tests {
         Nqn::new(&format!("nqn.2026-01.org.example:{text}")).unwrap()
     }
 
+    fn of(host: &str) -> Owner {
+        Owner::Host(nqn("s"), HostNqn::Named(nqn(host)))
+    }
+
     fn key(index: usize) -> ConnKey {
         ConnKey { index: u32::try_from(index).unwrap(), generation: 0 }
     }
@@ -284,10 +308,9 @@ mod tests {
         let mut owner = Vec::new();
         let mut busy: Vec<Busy> = Vec::new();
         for (place, &(weight, connections, command)) in hosts.iter().enumerate() {
-            let host = HostNqn::Named(nqn(&place.to_string()));
             let weight = Weight::new(weight).unwrap();
             for _ in 0..connections {
-                let id = shares.join(&nqn("s"), &host, weight);
+                let id = shares.join(of(&place.to_string()), weight);
                 shares.enqueue(id, key(owner.len()), Instant::now());
                 owner.push(place);
                 if busy.len() == place {
@@ -341,9 +364,8 @@ mod tests {
     #[test]
     fn the_connections_of_a_host_take_turns() {
         let mut shares = Shares::default();
-        let host = HostNqn::Named(nqn("h"));
         for index in 0..5 {
-            let id = shares.join(&nqn("s"), &host, Weight::DEFAULT);
+            let id = shares.join(of("h"), Weight::DEFAULT);
             shares.enqueue(id, key(index), Instant::now());
         }
         for round in 0..20 {
@@ -358,8 +380,7 @@ mod tests {
     #[test]
     fn who_was_silent_catches_up_with_a_bounded_part() {
         let mut shares = Shares::default();
-        let [silent, busy] = ["a", "b"]
-            .map(|name| shares.join(&nqn("s"), &HostNqn::Named(nqn(name)), Weight::DEFAULT));
+        let [silent, busy] = ["a", "b"].map(|name| shares.join(of(name), Weight::DEFAULT));
         for _ in 0..1000 {
             shares.charge(busy, SLICE_BYTES);
         }
@@ -384,8 +405,7 @@ mod tests {
     fn one_host_alone_has_whole_passes_and_two_have_slices_for_a_time() {
         let mut shares = Shares::default();
         let start = Instant::now();
-        let [first, second] = ["a", "b"]
-            .map(|name| shares.join(&nqn("s"), &HostNqn::Named(nqn(name)), Weight::DEFAULT));
+        let [first, second] = ["a", "b"].map(|name| shares.join(of(name), Weight::DEFAULT));
         let serve_one = |shares: &mut Shares| {
             let (id, _) = shares.next().unwrap();
             shares.settle(id);
@@ -422,17 +442,18 @@ mod tests {
     #[test]
     fn parts_go_with_their_last_connection_and_are_used_again() {
         let mut shares = Shares::default();
-        let host = |n: usize| HostNqn::Named(nqn(&n.to_string()));
+        let host = |n: usize| of(&n.to_string());
         for round in 0..1000 {
-            let id = shares.join(&nqn("s"), &host(round), Weight::DEFAULT);
-            assert_eq!(shares.join(&nqn("s"), &host(round), Weight::DEFAULT), id);
-            assert_ne!(shares.join(&nqn("t"), &host(round), Weight::DEFAULT), id);
+            let id = shares.join(host(round), Weight::DEFAULT);
+            assert_eq!(shares.join(host(round), Weight::DEFAULT), id);
+            let elsewhere = Owner::Host(nqn("t"), HostNqn::Named(nqn(&round.to_string())));
+            assert_ne!(shares.join(elsewhere, Weight::DEFAULT), id);
             shares.enqueue(id, key(round), Instant::now());
-            shares.leave(id);
+            assert!(!shares.leave(id), "the part has another connection");
             // It goes while its line waits, or while it is served.
             let other = ShareId(1 - id.0);
             if round % 2 == 0 {
-                shares.leave(id);
+                assert!(shares.leave(id));
                 let later = Instant::now() + COMPETING;
                 assert_eq!(shares.begin_turn(later).slice(4096), Some(4096), "it is looked at");
                 assert_eq!(shares.next(), None);

@@ -103,9 +103,8 @@ impl Connection {
         let mut inbox = Inbox::of(&core.shared.config, &ends);
         inbox.set_queue(false);
         let (role, life) = (Role::Io, Life::of_queue(now));
-        let (moving, share) = (None, None);
-        let connection =
-            Self { key, socket, ends, life, admitted, role, inbox, commands, moving, share };
+        let moving = None;
+        let connection = Self { key, socket, ends, life, admitted, role, inbox, commands, moving };
         (connection, waiting)
     }
 

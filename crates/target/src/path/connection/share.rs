@@ -6,31 +6,30 @@ use raceline_reactor::Context;
 use super::{Connection, Role};
 use crate::path::commands::Commands;
 use crate::path::core::Core;
-use crate::path::shares::{ShareId, charge_of};
+use crate::path::shares::{Owner, ShareId, charge_of};
 
 impl Connection {
     /// The connection's role, the core or the weights of hosts have changed.
     pub(crate) fn update_share(&mut self, core: &mut Core) {
-        let before = self.share.take();
+        let before = self.commands.share.take();
         if let (Role::Io, Some(io)) = (&self.role, &self.commands.io)
             && core.snapshot.weighted
         {
             let visible = &io.visible;
-            let share = core.shares.join(visible.nqn(), &visible.host().name, visible.weight());
-            self.share = Some(share);
+            let owner = Owner::Host(visible.nqn().clone(), visible.host().name.clone());
+            self.commands.share = Some(core.shares.join(owner, visible.weight()));
         }
-        if let Some(share) = before {
-            core.shares.leave(share);
-            if self.share.is_none() && self.inbox.is_deferred() {
-                core.deferred.push(self.key);
-            }
+        let after = self.commands.share;
+        core.change_share(self.key, (before, after));
+        if before.is_some() && after.is_none() && self.inbox.is_deferred() {
+            core.deferred.push(self.key);
         }
     }
 
     /// The connection leaves the core.
     pub(crate) fn leave_share(&mut self, core: &mut Core) {
-        if let Some(share) = self.share.take() {
-            core.shares.leave(share);
+        if let Some(share) = self.commands.share.take() {
+            core.leave_share(share);
         }
     }
 

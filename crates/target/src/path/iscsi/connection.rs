@@ -4,6 +4,7 @@ mod commands;
 mod data;
 mod login;
 mod manage;
+mod share;
 mod steps;
 mod teardown;
 
@@ -26,6 +27,7 @@ use crate::path::choice::{
     EARLY_STAGING_BYTES, departure, pass_is_over, receives_direct, socket_class, staging_bytes,
 };
 use crate::path::core::Core;
+use crate::path::shares::ShareId;
 use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, Ends, ISCSI_OWNER, LocalCommand, Place, SlotKey};
 
@@ -92,6 +94,8 @@ pub(crate) struct Connection {
     reinstates: bool,
     /// Who begins the session anew, and waits for this connection to be gone.
     successors: Vec<Place>,
+    /// The initiator's part of the I/O buffers, while any host has a weight.
+    share: Option<ShareId>,
 }
 
 impl Connection {
@@ -142,6 +146,7 @@ impl Connection {
             managing: Vec::new(),
             next_management: 0,
             successors: Vec::new(),
+            share: None,
         };
         connection.arm_timer(cx);
         connection.start_recv(cx);

@@ -134,6 +134,7 @@ impl IscsiGroup {
         }
         if connection.is_gone() {
             connection.leave(core);
+            connection.leave_share(core);
             entry.connection = None;
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(index);

@@ -59,7 +59,10 @@ impl PollGroup {
 
     /// What exists has changed.
     pub(super) fn show_iscsi(&mut self, cx: &mut Context<'_>) {
-        self.each_iscsi(cx, |connection, cx, core| connection.handle_snapshot(cx, core));
+        self.each_iscsi(cx, |connection, cx, core| {
+            connection.handle_snapshot(cx, core);
+            connection.update_share(core);
+        });
     }
 
     fn each_iscsi(

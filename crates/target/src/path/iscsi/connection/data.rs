@@ -16,12 +16,12 @@ use crate::records::names::SlotKey;
 impl Connection {
     /// A command with data from the initiator: gets it an I/O buffer, and the data.
     ///
-    /// First come, first served: a new command does not overtake those that wait for such a buffer. Data that come
+    /// A new command does not overtake those that wait for such a buffer. Data that come
     /// without being asked for stop the socket while there is no buffer, unless commands that hold buffers wait for data
     /// on the same socket: then they land in memory outside the pool. The window limits how many these are.
     pub(super) fn begin_receiving(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) {
         let are_owed = self.are_owed_data(key);
-        let local = self.local(key);
+        let (local, share) = (self.local(key), self.share);
         let Some(slot) = self.slots.get(key) else { return };
         let (len, comes_now) = (slot.expected, slot.unsolicited > 0);
         let sizes = core.buffer_lines.open_to(cx.pool, len);
@@ -36,14 +36,14 @@ impl Connection {
                 if comes_now {
                     self.paused = Some(key);
                 }
-                core.buffer_lines.join(cx.pool, len, local);
+                core.buffer_lines.join(cx.pool, len, (local, share));
             }
         }
     }
 
     /// A command that reads: gets it an I/O buffer if its device does not give its own memory.
     pub(super) fn begin_reading(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) {
-        let local = self.local(key);
+        let (local, share) = (self.local(key), self.share);
         let len = self.buffer_needed(core, key);
         let Some(slot) = self.slots.get(key) else { return };
         if len == 0 {
@@ -58,7 +58,7 @@ impl Connection {
             }
             None => {
                 slot.phase = Phase::Buffer;
-                core.buffer_lines.join(cx.pool, len, local);
+                core.buffer_lines.join(cx.pool, len, (local, share));
             }
         }
     }

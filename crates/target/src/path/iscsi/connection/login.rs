@@ -191,6 +191,7 @@ impl Connection {
             self.state = LifeState::Open;
             self.heard = cx.now;
             self.admit(core);
+            self.update_share(core);
             self.arm_timers(cx, core);
             if let Some(session) = &self.session {
                 let (initiator, target) = (&session.nexus.initiator, &session.nexus.target);
