@@ -354,13 +354,49 @@ fn what_is_wrong_is_refused_with_the_reason_and_changes_nothing() {
             "must be a string",
         ),
         ("iscsi_delete_target_node", json!({ "name": "disk9" }), "disk9"),
-        ("iscsi_enable_histogram", json!({ "name": NODE, "enable": true }), "Method not found"),
+        ("iscsi_enable_histogram", json!({ "name": "disk9", "enable": true }), "disk9"),
+        ("iscsi_get_histogram", json!({ "name": "disk9" }), "target not found: disk9"),
+        ("iscsi_get_histogram", json!({ "name": NODE }), "not enabled"),
     ] {
         let error = daemon.call(method, params.clone()).unwrap_err();
         assert!(error.contains(reason), "{method} {params}: {error}");
         assert!(!error.contains("12345"), "{error}");
     }
     assert_eq!(picture(&daemon), before);
+    daemon.kill();
+}
+
+#[test]
+fn a_histogram_is_started_kept_and_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = made(dir.path());
+    let enable = |daemon: &Kept, enable: bool| {
+        let params = json!({ "name": NODE, "enable": enable });
+        assert_eq!(ok(daemon.call("iscsi_enable_histogram", params)), true);
+    };
+    let get = |daemon: &Kept| daemon.call("iscsi_get_histogram", json!({ "name": NODE }));
+    enable(&daemon, true);
+    let histogram = ok(get(&daemon));
+    assert_eq!(histogram["granularity"], 7);
+    assert_eq!(histogram["tsc_rate"], 1_000_000_000);
+    // In base64, 8 bytes for each bucket of each range.
+    let ranges =
+        histogram["max_range"].as_u64().unwrap() - histogram["min_range"].as_u64().unwrap();
+    let bytes = usize::try_from((ranges + 1) * 128 * 8).unwrap();
+    assert_eq!(histogram["histogram"].as_str().unwrap().len(), bytes.div_ceil(3) * 4);
+    let address = portal(&daemon);
+    if tool("iscsi-inq", &[&format!("iscsi://{address}/{NODE}/0")]).is_some() {
+        assert_ne!(ok(get(&daemon))["histogram"], histogram["histogram"], "commands count");
+    }
+    // The histogram is there after a restart, with no counts.
+    daemon.kill();
+    let daemon = start(dir.path());
+    assert_eq!(ok(get(&daemon)), histogram);
+    enable(&daemon, false);
+    assert!(get(&daemon).unwrap_err().contains("not enabled"));
+    daemon.kill();
+    let daemon = start(dir.path());
+    assert!(get(&daemon).unwrap_err().contains("not enabled"));
     daemon.kill();
 }
 

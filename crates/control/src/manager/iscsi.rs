@@ -85,6 +85,8 @@ pub struct Node {
     pub data_digest: bool,
     /// Where logins by a portal group are sent instead.
     pub redirects: BTreeMap<u16, SocketAddr>,
+    /// It has a latency histogram.
+    pub histogram: bool,
 }
 
 /// A LUN of a target node.

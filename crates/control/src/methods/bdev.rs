@@ -27,6 +27,7 @@ use crate::manager::{Change, ManagerError, catalogue};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 pub(super) use options::examine_unasked;
+pub(super) use statistics::describe_histogram;
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);

@@ -562,6 +562,10 @@ impl<'a> Params<'a> {
                 let key = key(&["target-node", &name, "redirect", &tag.to_string()]);
                 (key, Removal::Call(call(method, &[("name", json!(name)), ("pg_tag", tag)])))
             }
+            method @ "iscsi_enable_histogram" => {
+                let off = call(method, &[("name", json!(name)), ("enable", json!(false))]);
+                (key(&["target-node", &name, "histogram"]), Removal::Call(off))
+            }
             _ => return None,
         })
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_bdev::{BdevInfo, DeviceStats, Histogram, HistogramShape, SharedBdev};
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, State};
@@ -354,6 +354,35 @@ impl Iscsi<'_> {
             };
             Ok(())
         })
+    }
+
+    /// Starts a histogram of how long the SCSI commands of a target node take, from their header to their end, or ends it.
+    /// A histogram that there is goes on when it is started again.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub fn set_histogram(&self, name: &str, wanted: bool) -> Result<(), TargetError> {
+        self.change(|state| {
+            let latencies = &mut state.node_mut(name)?.latencies;
+            if !wanted {
+                *latencies = None;
+            } else if latencies.is_none() {
+                let stats = Arc::new(DeviceStats::default());
+                stats.start_histogram(HistogramShape::default(), None);
+                *latencies = Some(stats);
+            }
+            Ok(())
+        })
+    }
+
+    /// The histogram of a target node so far; `None`: it was not started.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub fn histogram(&self, name: &str) -> Result<Option<Histogram>, TargetError> {
+        let mut state = self.target.control.lock();
+        let node = state.iscsi.node_mut(name)?;
+        Ok(node.latencies.as_ref().and_then(|latencies| latencies.histogram()))
     }
 
     /// Asks the initiators of a target node to log out within 30 s (Async Message 1); `portal_group`: only those that came

@@ -94,6 +94,7 @@ impl IscsiState {
             header_digest: config.header_digest,
             data_digest: config.data_digest,
             redirects: BTreeMap::new(),
+            latencies: None,
         };
         self.view.nodes.insert(name.clone(), Arc::new(node));
         self.add_maps(&name, &config.maps)

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use raceline_bdev::DeviceStats;
 use raceline_scsi::Port;
 
 use crate::changes::iscsi_config::{
@@ -53,6 +54,8 @@ pub(crate) struct Node {
     pub(crate) data_digest: bool,
     /// Where logins by a portal group are sent instead.
     pub(crate) redirects: BTreeMap<u16, SocketAddr>,
+    /// Has the latency histogram of its commands, if one was started.
+    pub(crate) latencies: Option<Arc<DeviceStats>>,
 }
 
 /// A LUN: a logical unit under a number of a target node.

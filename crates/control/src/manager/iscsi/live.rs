@@ -50,6 +50,9 @@ pub(crate) fn populate(cores: &Target, model: &Model) -> Result<(), ManagerError
         for (tag, address) in &node.redirects {
             live.set_redirect(name, *tag, Some(*address))?;
         }
+        if node.histogram {
+            live.set_histogram(name, true)?;
+        }
     }
     for (tag, _) in iscsi.portal_groups.iter().filter(|(_, group)| group.listens()) {
         Target::listen_after_restart(|| live.start_portal_group(*tag))?;

@@ -97,6 +97,7 @@ impl Change<'_> {
             header_digest: new.header_digest,
             data_digest: new.data_digest,
             redirects: BTreeMap::new(),
+            histogram: false,
         };
         Ok((name, node))
     }
@@ -206,6 +207,24 @@ impl Change<'_> {
                 });
                 self.remove(key);
             }
+        }
+        Ok(())
+    }
+
+    /// Starts or ends the latency histogram of a target node.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub fn set_histogram(&mut self, name: &str, enable: bool) -> Result<(), ManagerError> {
+        let (name, _) = self.node(name)?;
+        self.on_iscsi_cores(|cores| cores.set_histogram(&name, enable))?;
+        self.with_node(&name, |node| node.histogram = enable);
+        let key = key(&["node", &name, "histogram"]);
+        if enable {
+            let params = json!({ "name": name, "enable": true });
+            self.put(key, entry("iscsi_enable_histogram", params));
+        } else {
+            self.remove(key);
         }
         Ok(())
     }

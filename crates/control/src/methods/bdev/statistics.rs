@@ -217,10 +217,14 @@ fn histogram_of(call: &Call<'_>, name: &str) -> Result<Histogram, RpcError> {
 }
 
 fn get_histogram(call: &Call<'_>, super::Name { name }: super::Name) -> Result<Value, RpcError> {
-    let Histogram { shape, counts } = histogram_of(call, &name)?;
+    Ok(describe_histogram(&histogram_of(call, &name)?))
+}
+
+/// A histogram as SPDK's tools decode it: counts in base64, each of 8 bytes, little endian.
+pub(in crate::methods) fn describe_histogram(Histogram { shape, counts }: &Histogram) -> Value {
     let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
     let (min_range, max_range) = shape.ranges();
-    Ok(json!({
+    json!({
         "histogram": BASE64.encode(bytes),
         "granularity": shape.granularity(),
         // The old name of the same.
@@ -228,7 +232,7 @@ fn get_histogram(call: &Call<'_>, super::Name { name }: super::Name) -> Result<V
         "min_range": min_range,
         "max_range": max_range,
         "tsc_rate": TICK_RATE,
-    }))
+    })
 }
 
 #[derive(Deserialize)]

@@ -1,5 +1,6 @@
 //! Target nodes and their LUNs.
 
+use raceline_bdev::{Histogram, HistogramShape};
 use raceline_target::PortalMap;
 use serde::Deserialize;
 use serde_json::Value;
@@ -8,6 +9,7 @@ use super::{address, invalid, policy, portal_tag, tag};
 use crate::error::{RpcError, code};
 use crate::manager::iscsi::{NewNode, node_params};
 use crate::method::{Call, Registry, States};
+use crate::methods::bdev::describe_histogram;
 use crate::params::NoParams;
 
 pub(super) fn register(registry: &mut Registry) {
@@ -20,6 +22,8 @@ pub(super) fn register(registry: &mut Registry) {
     registry.change("iscsi_target_node_remove_pg_ig_maps", States::Runtime, remove_maps);
     registry.change("iscsi_target_node_set_auth", States::Runtime, set_auth);
     registry.change("iscsi_target_node_set_redirect", States::Runtime, set_redirect);
+    registry.change("iscsi_enable_histogram", States::Runtime, enable_histogram);
+    registry.read("iscsi_get_histogram", States::Runtime, get_histogram);
 }
 
 /// Target nodes as SPDK has them; a LUN whose device is missing says why.
@@ -196,6 +200,38 @@ pub(super) fn check_node(call: &Call<'_>, name: &str, text: &str) -> Result<(), 
         let text = format!("{text} {}", name.escape_debug());
         RpcError::new(code::INVALID_PARAMS, text).because(error)
     })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnableHistogram {
+    name: String,
+    enable: bool,
+}
+
+fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, RpcError> {
+    call.manager
+        .change(|change| change.set_histogram(&params.name, params.enable))
+        .map_err(invalid)?;
+    Ok(true)
+}
+
+/// As bdev_get_histogram answers.
+fn get_histogram(call: &Call<'_>, params: Delete) -> Result<Value, RpcError> {
+    check_node(call, &params.name, "target not found:")?;
+    let model = call.manager.model();
+    let (name, node) = model.iscsi.node(&params.name).map_err(invalid)?;
+    let histogram = match model.iscsi_cores() {
+        Some(cores) => cores.iscsi().histogram(&name).ok().flatten(),
+        // Nobody has logged in so far.
+        None => node.histogram.then(|| Histogram::empty(HistogramShape::default())),
+    };
+    let histogram = histogram.ok_or_else(|| {
+        let name = name.escape_debug();
+        RpcError::new(code::INVALID_PARAMS, "target's histogram function is not enabled")
+            .because(format!("`{name}` has no histogram: iscsi_enable_histogram starts one"))
+    })?;
+    Ok(describe_histogram(&histogram))
 }
 
 #[derive(Deserialize)]

@@ -1,7 +1,9 @@
 //! A session: who its initiator is, which target node it is with, and what it knows of the LUNs of that.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use raceline_bdev::{DeviceStats, Meter, OpKind};
 use raceline_scsi::{
     Attentions, Nexus as ScsiNexus, PortGroup, PortGroupState, TargetFacts, UnitAttention,
 };
@@ -19,6 +21,19 @@ pub(crate) struct Session {
     pub(crate) node: Arc<Node>,
     pub(crate) facts: TargetFacts,
     pub(crate) luns: Vec<Option<LunView>>,
+    latencies: Option<Latencies>,
+}
+
+/// A session's part of the latency histogram of its target node.
+struct Latencies {
+    of_node: Arc<DeviceStats>,
+    meter: Meter,
+}
+
+impl Latencies {
+    fn new(of_node: &Arc<DeviceStats>) -> Self {
+        Self { of_node: Arc::clone(of_node), meter: of_node.meter() }
+    }
 }
 
 /// What a session knows of a LUN.
@@ -48,7 +63,8 @@ impl Session {
         let luns = node.luns.iter();
         let luns = luns.map(|lun| lun.as_ref().map(|lun| LunView::new(lun, &scsi, attention)));
         let luns = luns.collect();
-        Self { facts: facts(node), node: Arc::clone(node), nexus, scsi, luns }
+        let latencies = node.latencies.as_ref().map(Latencies::new);
+        Self { facts: facts(node), node: Arc::clone(node), nexus, scsi, luns, latencies }
     }
 
     /// The LUN of this number, with the latest of its unit.
@@ -85,10 +101,31 @@ impl Session {
             *view = shown.map(|lun| LunView::new(lun, &self.scsi, None));
         }
         self.node = Arc::clone(node);
+        let is_same = |latencies: &&mut Latencies| {
+            node.latencies.as_ref().is_some_and(|wanted| Arc::ptr_eq(wanted, &latencies.of_node))
+        };
+        if self.latencies.as_mut().filter(is_same).is_none() {
+            self.latencies = node.latencies.as_ref().map(Latencies::new);
+        }
         if is_new {
             self.facts = facts(node);
             let all = self.luns.iter_mut().flatten();
             all.for_each(|view| view.attentions.add(UnitAttention::LunsChanged));
+        }
+    }
+
+    /// When a command that comes now has begun, if the target node has a histogram.
+    #[inline]
+    pub(crate) fn started(&mut self, now: Instant) -> Option<Instant> {
+        Some(self.latencies.as_mut()?.meter.start(now))
+    }
+
+    /// A command that began then has ended.
+    #[cold]
+    pub(crate) fn ended(&self, started: Instant) {
+        if let Some(latencies) = &self.latencies {
+            // The histogram has commands of all kinds, and the meter looks at the clock itself.
+            latencies.meter.finish(OpKind::Read, 0, (started, started), Ok(()));
         }
     }
 

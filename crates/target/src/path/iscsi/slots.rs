@@ -5,6 +5,7 @@
 
 use std::num::NonZeroU16;
 use std::ops::Range;
+use std::time::Instant;
 
 use raceline_bdev::BdevError;
 use raceline_iscsi::target::TaskId;
@@ -66,6 +67,8 @@ pub(crate) struct Slot {
     /// A task management function ended it while it was with a device: it is not answered.
     pub(crate) aborted: bool,
     pub(crate) measured: Option<Measured>,
+    /// When it came, if its target node has a histogram.
+    pub(crate) started: Option<Instant>,
 }
 
 /// Numbers the successive commands of one slot.

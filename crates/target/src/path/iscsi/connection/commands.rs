@@ -1,5 +1,7 @@
 //! SCSI commands: from the header to the device, or to the answer at once.
 
+use std::time::Instant;
+
 use raceline_bdev::OpKind;
 use raceline_iscsi::pdu::ScsiCommand;
 use raceline_iscsi::target::{Residual, Status, TaskId};
@@ -74,6 +76,34 @@ impl Connection {
     /// taken.
     #[inline]
     pub(super) fn take_command(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        (task, command): (TaskId, &ScsiCommand),
+        unasked: (u32, u32),
+        rest: &[u8],
+    ) -> usize {
+        let started = self.session.as_mut().and_then(|session| session.started(cx.now));
+        let taken = self.begin_command(cx, core, (task, command), unasked, rest);
+        if let Some(started) = started {
+            self.note_start(task, started);
+        }
+        taken
+    }
+
+    /// A command that began then has a slot, or has ended already.
+    #[cold]
+    fn note_start(&mut self, task: TaskId, started: Instant) {
+        let slot = self.slots.of(task).and_then(|key| self.slots.get(key));
+        match (slot, &self.session) {
+            (Some(slot), _) => slot.started = Some(started),
+            (None, Some(session)) => session.ended(started),
+            (None, None) => {}
+        }
+    }
+
+    #[inline]
+    fn begin_command(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -352,7 +382,11 @@ impl Connection {
 
     /// Frees the slot of a command that is answered now. Gives the protocol's name of it.
     pub(super) fn release(&mut self, core: &mut Core, key: SlotKey) -> Option<TaskId> {
+        let started = self.slots.get(key).and_then(|slot| slot.started);
         let (task, held) = self.slots.release(key)?;
+        if let (Some(started), Some(session)) = (started, &self.session) {
+            session.ended(started);
+        }
         if let Some((device, lock)) = held {
             core.unlock(device, Some(lock));
         }
