@@ -61,7 +61,7 @@ pub use open::{OpenError, open};
 pub use part::PartBdev;
 pub use ram::RamBdev;
 pub use size::{ByteSize, SizeError};
-pub use spec::{Backing, BlockSize, DeviceSpec, SpecError, SpecProblem};
+pub use spec::{Backing, BlockSize, DeviceSpec, MAX_PHYSICAL_BLOCK_BYTES, SpecError, SpecProblem};
 pub use stats::{DeviceStats, IoTotals, KindTotals, Meter};
 pub use uncorrectable::UncorrectableBdev;
 pub use wrap::{MAX_WRAPPER_LEVELS, WRAPPER_INDEX};

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! DEVICE   ram:SIZE[,hugepages] | null:SIZE | file:PATH[,size=SIZE][,buffered] | block:PATH | PATH
-//!          each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID] [,uncorrectable]
+//!          each with [,bs=512|4096] [,pbs=BYTES] [,readonly] [,shared] [,uuid=UUID] [,uncorrectable]
 //!          [,delay=DELAY] [,error=RULE[+RULE]...]
+//! pbs=     the physical block size that ram: and null: report, a power of two; by default a page
 //! SIZE     digits and k, M, G, T or P (also kiB, MiB...), powers of 1024 as in fio's default
 //! PATH     `\,` is a comma and `\\` a backslash; a bare PATH is a block device if there is one
 //!          at that path, else a file
@@ -24,6 +25,9 @@ use uuid::Uuid;
 use crate::delay::{DelayError, Delays};
 use crate::error::{ErrorRule, RuleError};
 use crate::size::{ByteSize, SizeError};
+
+/// The largest physical block that hosts can be told of in blocks of 512 bytes (NPWG).
+pub const MAX_PHYSICAL_BLOCK_BYTES: u32 = 16 << 20;
 
 /// A device and how to open it, as given on a command line.
 ///
@@ -175,7 +179,7 @@ pub enum SpecProblem {
     PartialBlock(ByteSize, u32),
     /// Not an option at all.
     #[error(
-        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, readonly, shared, uuid=, uncorrectable, delay=, \
+        "unknown option `{0}`: known are size=, buffered, hugepages, bs=, pbs=, readonly, shared, uuid=, uncorrectable, delay=, \
          error= \
          (a comma inside a path is written \\,)"
     )]
@@ -199,6 +203,14 @@ pub enum SpecProblem {
     /// Not a block size that NVMe hosts can use here.
     #[error("block size `{0}` is not supported: use bs=512 or bs=4096")]
     BlockSize(String),
+    /// Not a physical block size.
+    #[error(
+        "physical block size `{0}` is not supported: use a power of two from pbs=512 to pbs={MAX_PHYSICAL_BLOCK_BYTES}"
+    )]
+    PhysicalBlockSize(String),
+    /// A physical block that is smaller than a logical one.
+    #[error("the physical block size {0} is below the block size {1}: raise pbs= or leave it out")]
+    PhysicalBelowLogical(u32, u32),
     /// Not a UUID.
     #[error("`{0}` is not a UUID (e.g. uuid=6ba7b810-9dad-41d1-80b4-00c04fd430c8)")]
     Uuid(String),
@@ -231,7 +243,13 @@ fn parse(text: &str) -> Result<DeviceSpec, SpecProblem> {
         seen.push(name);
     }
     check_size(&spec)?;
-    Ok(spec)
+    let block_size = spec.block_size.unwrap_or(BlockSize::B512).bytes();
+    match spec.physical_block_size {
+        Some(bytes) if bytes < block_size => {
+            Err(SpecProblem::PhysicalBelowLogical(bytes, block_size))
+        }
+        _ => Ok(spec),
+    }
 }
 
 /// Splits at commas; `\,` and `\\` stand for the second character.
@@ -293,6 +311,15 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
             });
             Ok("bs")
         }
+        "pbs" => {
+            let kind = kind_name(&spec.backing);
+            if !matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. }) {
+                let only = "ram or null";
+                return Err(SpecProblem::Misplaced { option: "pbs", kind, only });
+            }
+            spec.physical_block_size = Some(physical_block_size(needs("pbs=512")?)?);
+            Ok("pbs")
+        }
         "readonly" => {
             flag("readonly, without a value")?;
             spec.read_only = true;
@@ -353,6 +380,15 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
     }
 }
 
+/// A power of two from 512 to [`MAX_PHYSICAL_BLOCK_BYTES`], in bytes.
+fn physical_block_size(text: &str) -> Result<u32, SpecProblem> {
+    let size: Option<ByteSize> = text.parse().ok();
+    let bytes = size.and_then(|size| u32::try_from(size.0).ok());
+    bytes
+        .filter(|bytes| bytes.is_power_of_two() && (512..=MAX_PHYSICAL_BLOCK_BYTES).contains(bytes))
+        .ok_or_else(|| SpecProblem::PhysicalBlockSize(text.to_owned()))
+}
+
 /// The options that only files have; a bare path with one of them is a file.
 fn file_options<'a>(
     spec: &'a mut DeviceSpec,
@@ -402,6 +438,9 @@ impl fmt::Display for DeviceSpec {
         write!(f, "{}", self.backing)?;
         if let Some(block_size) = self.block_size {
             write!(f, ",bs={}", block_size.bytes())?;
+        }
+        if let Some(bytes) = self.physical_block_size {
+            write!(f, ",pbs={bytes}")?;
         }
         if self.read_only {
             f.write_str(",readonly")?;

@@ -15,11 +15,13 @@ fn parse(text: &str) -> DeviceSpec {
 fn every_kind_and_option() {
     let ram = parse("ram:64M,bs=4096,readonly,uuid=6ba7b810-9dad-41d1-80b4-00c04fd430c8");
     assert_eq!(ram.backing, Backing::Ram { size: ByteSize(64 << 20), huge_pages: false });
-    assert_eq!(ram.block_size, Some(BlockSize::B4096));
+    assert_eq!((ram.block_size, ram.physical_block_size), (Some(BlockSize::B4096), None));
     assert!(ram.read_only);
     assert_eq!(ram.uuid.unwrap().as_bytes()[..2], [0x6b, 0xa7]);
     let huge = parse("ram:1GiB,hugepages").backing;
     assert_eq!(huge, Backing::Ram { size: ByteSize(1 << 30), huge_pages: true });
+    assert_eq!(parse("ram:64M,pbs=512").physical_block_size, Some(512));
+    assert_eq!(parse("null:1M,bs=4096,pbs=16k").physical_block_size, Some(16 << 10));
     assert_eq!(parse("null:1T").backing, Backing::Null { size: ByteSize(1 << 40) });
     let file = |path: &str, size, buffered| Backing::File { path: path.into(), size, buffered };
     assert_eq!(parse("file:/a").backing, file("/a", None, false));
@@ -76,6 +78,13 @@ fn what_is_wrong_is_said() {
         ("file:/a,size=6k,bs=4096", "the size 6k is not a multiple of the block size 4096"),
         ("ramdisk:64M", "unknown kind `ramdisk`: use ram:, null:, file: or block:"),
         ("ram:64M,bs=1024", "block size `1024` is not supported: use bs=512 or bs=4096"),
+        ("ram:64M,pbs=1000", "physical block size `1000` is not supported: use a power of two"),
+        ("ram:64M,pbs=256", "from pbs=512 to pbs=16777216"),
+        ("null:64M,pbs=32M", "physical block size `32M` is not supported"),
+        ("null:64M,pbs=x", "physical block size `x` is not supported"),
+        ("ram:64M,pbs", "`pbs`: write pbs=512"),
+        ("ram:64M,pbs=512,bs=4096", "the physical block size 512 is below the block size 4096"),
+        ("file:/a,pbs=512", "`pbs` does not apply to file devices, only to ram or null"),
         ("ram:64M,bs", "`bs`: write bs=512 or bs=4096"),
         ("ram:64M,readonly=1", "`readonly=1`: write readonly, without a value"),
         ("ram:64M,size=1M", "`size` does not apply to ram devices, only to file"),
@@ -142,24 +151,29 @@ fn any_spec() -> impl Strategy<Value = DeviceSpec> {
         proptest::option::of(proptest::sample::select(vec![BlockSize::B512, BlockSize::B4096])),
         any::<bool>(),
         proptest::option::of((1..u128::MAX).prop_map(uuid::Uuid::from_u128)),
-        (any::<bool>(), proptest::option::of(delays)),
+        (any::<bool>(), proptest::option::of(delays), proptest::option::of(12..25_u32)),
         proptest::collection::vec(rule, 0..3),
     )
-        .prop_map(|(backing, block_size, read_only, uuid, (uncorrectable, delay), errors)| {
-            DeviceSpec {
-                backing,
-                block_size,
-                read_only,
-                shared: false,
-                uuid,
-                uncorrectable,
-                delay,
-                errors,
-                physical_block_size: None,
-                io_boundary_bytes: 0,
-                numa_node: None,
-            }
-        })
+        .prop_map(
+            |(backing, block_size, read_only, uuid, (uncorrectable, delay, exponent), errors)| {
+                let in_memory = matches!(backing, Backing::Ram { .. } | Backing::Null { .. });
+                DeviceSpec {
+                    backing,
+                    block_size,
+                    read_only,
+                    shared: false,
+                    uuid,
+                    uncorrectable,
+                    delay,
+                    errors,
+                    physical_block_size: exponent
+                        .filter(|_| in_memory)
+                        .map(|exponent| 1 << exponent),
+                    io_boundary_bytes: 0,
+                    numa_node: None,
+                }
+            },
+        )
 }
 
 proptest! {

@@ -13,7 +13,9 @@ mod stacked;
 mod statistics;
 
 pub(super) use nvme::{discovery_host, keys};
-use raceline_bdev::{BdevInfo, BlockSize, DeviceSpec, MAX_WRAPPER_LEVELS, SharedBdev};
+use raceline_bdev::{
+    BdevInfo, BlockSize, DeviceSpec, MAX_PHYSICAL_BLOCK_BYTES, MAX_WRAPPER_LEVELS, SharedBdev,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -99,9 +101,6 @@ fn get_missing(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcErro
     Ok(call.manager.model().missing.values().map(describe).collect())
 }
 
-/// The largest physical block that hosts can be told of in blocks of 512 bytes (NPWG).
-const MAX_PHYSICAL_BYTES: u32 = 16 << 20;
-
 /// A device as SPDK describes it.
 fn describe(bdev: &Entry) -> Value {
     let info = bdev.info();
@@ -181,13 +180,13 @@ fn block_size_of(bytes: u32) -> Result<BlockSize, RpcError> {
 fn physical_block_size(bytes: u32) -> Result<Option<u32>, RpcError> {
     match bytes {
         0 => Ok(None),
-        bytes if bytes >= 512 && bytes.is_power_of_two() && bytes <= MAX_PHYSICAL_BYTES => {
+        bytes if bytes >= 512 && bytes.is_power_of_two() && bytes <= MAX_PHYSICAL_BLOCK_BYTES => {
             Ok(Some(bytes))
         }
         bytes => {
             let detail = format!(
                 "physical_block_size {bytes} is not supported: use a power of two of 512 to \
-                 {MAX_PHYSICAL_BYTES}"
+                 {MAX_PHYSICAL_BLOCK_BYTES}"
             );
             Err(RpcError::errno(libc::EINVAL).because(detail))
         }

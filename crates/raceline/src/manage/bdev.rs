@@ -162,12 +162,16 @@ fn creation(
     let uuid = device.uuid;
     let in_memory = |bytes: ByteSize, prefix: &str| {
         let block_size = block_size.unwrap_or(DEFAULT_BLOCK_BYTES);
-        json!({
+        let mut params = json!({
             "name": name.map_or_else(|| free_name(prefix, taken), str::to_owned),
             "num_blocks": bytes.0 / u64::from(block_size),
             "block_size": block_size,
             "uuid": uuid,
-        })
+        });
+        if let Some(bytes) = device.physical_block_size {
+            params["physical_block_size"] = bytes.into();
+        }
+        params
     };
     let on_disk = |path: &Path| {
         let absolute = std::path::absolute(path);
@@ -300,6 +304,9 @@ mod tests {
         assert_eq!(method, "bdev_malloc_create");
         assert_eq!(params["name"], "Malloc1");
         assert_eq!((&params["num_blocks"], &params["block_size"]), (&json!(256), &json!(4096)));
+        assert!(params.get("physical_block_size").is_none(), "{params}");
+        let (_, params) = create("null:1M,pbs=16k", &[]).unwrap();
+        assert_eq!(params["physical_block_size"], 16 << 10);
         let (method, params) = create("file:/srv/disk.img", &["disk"]).unwrap();
         assert_eq!(method, "bdev_uring_create");
         assert_eq!(params["name"], "disk0");
