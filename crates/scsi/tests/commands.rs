@@ -248,6 +248,12 @@ fn nothing_is_written_where_nothing_may_be() {
         }
         let unmap = disk.sense(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], DataDirection::Out, 24);
         assert_eq!(unmap.code, code);
+        // WRITE SAME (10) with UNMAP, also where nothing can be deallocated
+        for deallocate in [true, false] {
+            disk.lun.deallocate = deallocate;
+            let cdb = [0x41, 8, 0, 0, 0, 0, 0, 0, 1, 0];
+            assert_eq!(disk.sense(&cdb, DataDirection::Out, 512).code, code);
+        }
         // the range is looked at first
         assert_eq!(
             code_of(&form("WRITE (16)", 0x8a, 16).plan(&mut disk, 1 << 40, 1)),

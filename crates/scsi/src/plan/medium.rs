@@ -173,6 +173,8 @@ pub(super) fn write_same(
 ) -> Planned {
     let lun = view.lun;
     if unmap && !lun.deallocate {
+        // What must not be written cannot deallocate either, and that is the reason to give.
+        check_writable(view)?;
         return Err(Sense::bad_cdb_bit(1, 3).into());
     }
     check_range(lun, medium)?;
