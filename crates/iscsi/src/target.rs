@@ -47,6 +47,9 @@ use login::Login;
 use tasks::Tasks;
 use window::Window;
 
+/// TTT of a connection's first ping: not 0, which Wireshark takes for a sign that a PDU is none.
+const FIRST_PING: u32 = 1;
+
 /// What a target offers on a connection. [`TargetConfig::default`] has the values that Raceline uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetConfig {
@@ -350,7 +353,7 @@ impl TargetConnection {
                 header: [0; BHS_LEN],
                 collected: Vec::new(),
                 ping: None,
-                next_ping: 0,
+                next_ping: FIRST_PING,
             },
         }
     }

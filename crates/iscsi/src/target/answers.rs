@@ -10,7 +10,7 @@ use crate::pdu::{
 };
 
 use super::tasks::TaskKind;
-use super::{Answer, Ask, Due, End, Incoming, Phase, TargetConnection, TaskId};
+use super::{Answer, Ask, Due, End, FIRST_PING, Incoming, Phase, TargetConnection, TaskId};
 use crate::error::Violation;
 
 /// SCSI status CHECK CONDITION.
@@ -334,7 +334,7 @@ impl TargetConnection {
             return false;
         }
         let ttt = end.next_ping;
-        end.next_ping = if ttt == RESERVED_TAG - 1 { 0 } else { ttt + 1 };
+        end.next_ping = if ttt == RESERVED_TAG - 1 { FIRST_PING } else { ttt + 1 };
         end.ping = Some(ttt);
         end.put_unasked_nop_in(ttt, out);
         true
