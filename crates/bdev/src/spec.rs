@@ -312,12 +312,7 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
             Ok("bs")
         }
         "pbs" => {
-            let kind = kind_name(&spec.backing);
-            if !matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. }) {
-                let only = "ram or null";
-                return Err(SpecProblem::Misplaced { option: "pbs", kind, only });
-            }
-            spec.physical_block_size = Some(physical_block_size(needs("pbs=512")?)?);
+            set_physical_block_size(spec, needs("pbs=512")?)?;
             Ok("pbs")
         }
         "readonly" => {
@@ -380,13 +375,19 @@ fn apply_option(spec: &mut DeviceSpec, option: &str) -> Result<&'static str, Spe
     }
 }
 
-/// A power of two from 512 to [`MAX_PHYSICAL_BLOCK_BYTES`], in bytes.
-fn physical_block_size(text: &str) -> Result<u32, SpecProblem> {
+/// The option that only memory has: a power of two from 512 to [`MAX_PHYSICAL_BLOCK_BYTES`], in bytes.
+fn set_physical_block_size(spec: &mut DeviceSpec, text: &str) -> Result<(), SpecProblem> {
+    if !matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. }) {
+        let (kind, only) = (kind_name(&spec.backing), "ram or null");
+        return Err(SpecProblem::Misplaced { option: "pbs", kind, only });
+    }
     let size: Option<ByteSize> = text.parse().ok();
     let bytes = size.and_then(|size| u32::try_from(size.0).ok());
-    bytes
+    let bytes = bytes
         .filter(|bytes| bytes.is_power_of_two() && (512..=MAX_PHYSICAL_BLOCK_BYTES).contains(bytes))
-        .ok_or_else(|| SpecProblem::PhysicalBlockSize(text.to_owned()))
+        .ok_or_else(|| SpecProblem::PhysicalBlockSize(text.to_owned()))?;
+    spec.physical_block_size = Some(bytes);
+    Ok(())
 }
 
 /// The options that only files have; a bare path with one of them is a file.
