@@ -3,6 +3,7 @@
 mod adq;
 mod auth;
 mod drives;
+mod iscsi;
 mod manage;
 mod paths;
 mod tls;
@@ -51,11 +52,13 @@ impl Kernel {
         }
     }
 
-    /// What its image has besides: the kernel of Debian 12 has no TLS for NVMe.
+    /// What its image has besides: open-iscsi, and TLS for NVMe, which the kernel of Debian 12 does not have.
     fn image_options(self) -> &'static [&'static str] {
         match self {
-            Self::V6_1 => &[],
-            Self::V6_12 => &["-P", "ktls-utils,keyutils", "-M", "tls"],
+            Self::V6_1 => &["-P", "open-iscsi,sg3-utils", "-M", "iscsi_tcp,sd_mod,sg"],
+            Self::V6_12 => {
+                &["-P", "ktls-utils,keyutils,open-iscsi,sg3-utils", "-M", "tls,iscsi_tcp,sd_mod,sg"]
+            }
         }
     }
 }
@@ -83,6 +86,10 @@ pub(crate) enum Part {
     Paths,
     /// The queues of devices of the guest.
     Adq,
+    /// open-iscsi on a daemon: a bounded set of checks.
+    Iscsi,
+    /// The same with all checks, and three kills.
+    IscsiAll,
 }
 
 /// The target of the kernel's host.
@@ -148,6 +155,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Tls, _) => tls::run(tree, &image),
         (Part::Paths, _) => paths::run(tree, &image),
         (Part::Adq, _) => adq::run(tree, &image),
+        (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
             let mut guest = guest(tree, &image, part)
@@ -173,6 +181,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Tls => "tls.sh",
         Part::Paths => "paths.sh",
         Part::Adq => "adq.sh",
+        Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }
 
@@ -306,7 +315,7 @@ impl Nvmet {
     }
 }
 
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 

@@ -1,4 +1,4 @@
-//! The developer's entry point: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop`.
+//! The developer's entry point: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop|test-cu`.
 
 mod asan;
 mod bench;
@@ -26,6 +26,7 @@ mod serve;
 mod setup;
 mod spdk;
 mod step;
+mod test_cu;
 mod wire;
 
 use std::process::ExitCode;
@@ -113,6 +114,8 @@ enum Verb {
     Fio,
     /// Write docs/RPC.md from the methods that the daemon has.
     RpcDocs,
+    /// Run libiscsi's conformance tests of iSCSI and SCSI on a target of ours.
+    TestCu(test_cu::Options),
     /// Run one emulated machine's checks.
     Interop {
         /// Kernel inside the guest.
@@ -199,6 +202,7 @@ fn run(verb: Verb) -> Result<bool> {
         }
         Verb::Capi => one("capi", Box::new(|| capi::build(&tree))),
         Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
+        Verb::TestCu(options) => one("iscsi-test-cu", Box::new(|| test_cu::run(&tree, &options))),
         Verb::RpcDocs => {
             rpc_docs::write(&tree.root)?;
             true
@@ -280,6 +284,20 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             true,
             Box::new(|| papers::run(tree)),
         ),
+    ];
+    steps.extend(outside_steps(tree));
+    steps.extend(kernel_steps(tree));
+    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS));
+    // The guests of one kernel take about as long as those of the other and fuzzing together, and emulation uses
+    // one core of each.
+    let fuzz = step("fuzz", "every fuzz target for a short time", false, action);
+    steps.push(Step { lane: Some("6.1 and fuzz"), ..fuzz });
+    steps
+}
+
+/// The steps in which a program that is not ours judges, or the machine's network is changed.
+fn outside_steps(tree: &Tree) -> [Step<'_>; 5] {
+    [
         step(
             "fio-engine",
             "Debian's fio over our engine, with verify",
@@ -293,6 +311,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             Box::new(|| official::run(tree)),
         ),
         step(
+            "iscsi-test-cu",
+            "libiscsi's conformance tests of iSCSI and SCSI",
+            true,
+            Box::new(|| test_cu::run_default(tree)),
+        ),
+        step(
             "tshark",
             "a capture of every PDU type, dissected",
             true,
@@ -304,14 +328,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             true,
             Box::new(|| placement::run(tree)),
         ),
-    ];
-    steps.extend(kernel_steps(tree));
-    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS));
-    // The guests of one kernel take about as long as those of the other and fuzzing together, and emulation uses
-    // one core of each.
-    let fuzz = step("fuzz", "every fuzz target for a short time", false, action);
-    steps.push(Step { lane: Some("6.1 and fuzz"), ..fuzz });
-    steps
+    ]
 }
 
 /// The steps in which Linux, in a machine of its own, is the other end.
@@ -373,6 +390,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Kernel::V6_12,
             Part::Adq,
             "raceline adq on devices of Linux 6.12: applied, killed, given back",
+        ),
+        (
+            "kernel-6.12-iscsi",
+            Kernel::V6_12,
+            Part::Iscsi,
+            "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
         ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {

@@ -18,7 +18,7 @@ struct Need {
 const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 15] = [
+const NEEDS: [Need; 17] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -26,6 +26,8 @@ const NEEDS: [Need; 15] = [
     Need { program: "zstd", package: "zstd", steps: "kernel" },
     Need { program: "dpkg-deb", package: "dpkg", steps: "kernel" },
     Need { program: "tshark", package: "tshark", steps: "tshark" },
+    Need { program: "iscsi-inq", package: "libiscsi-bin", steps: "tshark" },
+    Need { program: "iscsi-test-cu", package: "libiscsi-bin", steps: "iscsi-test-cu" },
     Need { program: "valgrind", package: "valgrind", steps: "cost" },
     Need { program: "ip", package: "iproute2", steps: "placement" },
     Need { program: "python3", package: "python3-venv", steps: "spdk-client" },
@@ -49,7 +51,7 @@ fn is_there(program: &str) -> bool {
 }
 
 /// The reason why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
-/// "fio-engine", "papers-report") cannot run on this machine, if there is one.
+/// "iscsi-test-cu", "fio-engine", "papers-report") cannot run on this machine, if there is one.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =
         missing().iter().filter(|need| need.steps == steps).map(|need| need.program).collect();

@@ -1,5 +1,6 @@
-//! The tshark step: a capture of every PDU type on loopback, dissected by an independent decoder, and one of TLS.
+//! The tshark step: captures of every PDU type of NVMe/TCP and iSCSI, dissected by an independent decoder, and of TLS.
 
+mod iscsi;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::child::{Running, Task, has_program, tail};
+use crate::child::{Running, Task, tail};
 use crate::interop::write_read;
 use crate::raceline::{Export, Tree, host, perf_job};
 use crate::raw;
@@ -41,8 +42,8 @@ const DIGEST_GOOD: &str = "1";
 
 /// Captures the traffic, dissects it, and checks the result.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
-    if !has_program("tshark") {
-        return setup::cannot("no tshark (cargo xtask setup)");
+    if let Some(why) = setup::missing_for("tshark") {
+        return setup::cannot(&why);
     }
     let scratch = tree.scratch("tshark")?;
     let file = scratch.join("traffic.pcapng");
@@ -54,8 +55,10 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     };
     let mut checks = Checks::default();
     judge(&mut checks, &file, port);
-    if let Err(why) = tls::run(tree, &scratch, &mut checks)? {
-        return setup::cannot(&why);
+    for part in [tls::run, iscsi::run] {
+        if let Err(why) = part(tree, &scratch, &mut checks)? {
+            return setup::cannot(&why);
+        }
     }
     if checks.all_passed() {
         std::fs::remove_dir_all(&scratch)?;

@@ -1,0 +1,186 @@
+//! A session of hand-made iSCSI PDUs over a plain socket: numbers, digests and padding, and nothing that decides.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use raceline_crc32c::crc32c;
+
+use crate::raw;
+
+/// Opcodes of an initiator (RFC 7143, 11.2.1.2).
+pub(super) const NOP_OUT: u8 = 0x00;
+pub(super) const COMMAND: u8 = 0x01;
+pub(super) const TMF: u8 = 0x02;
+pub(super) const LOGIN: u8 = 0x03;
+pub(super) const TEXT: u8 = 0x04;
+pub(super) const DATA_OUT: u8 = 0x05;
+pub(super) const LOGOUT: u8 = 0x06;
+pub(super) const SNACK: u8 = 0x10;
+/// Opcodes of a target.
+pub(super) const NOP_IN: u8 = 0x20;
+pub(super) const RESPONSE: u8 = 0x21;
+pub(super) const TMF_RESPONSE: u8 = 0x22;
+pub(super) const LOGIN_RESPONSE: u8 = 0x23;
+pub(super) const TEXT_RESPONSE: u8 = 0x24;
+pub(super) const DATA_IN: u8 = 0x25;
+pub(super) const LOGOUT_RESPONSE: u8 = 0x26;
+pub(super) const R2T: u8 = 0x31;
+pub(super) const ASYNC: u8 = 0x32;
+pub(super) const REJECT: u8 = 0x3f;
+
+/// I: immediate delivery. F, or T of a login.
+pub(super) const IMMEDIATE: u8 = 0x40;
+pub(super) const FINAL: u8 = 0x80;
+/// The tag of a login, and a tag that names nothing.
+const LOGIN_TAG: [u8; 4] = [0x10, 0, 0, 0];
+pub(super) const NO_TAG: [u8; 4] = [0xff; 4];
+
+/// Time for any answer; a silent target pings after a second.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Bytes of a header, and the most data bytes of a PDU here.
+const HEADER: usize = 48;
+const MOST_DATA: usize = 1 << 20;
+
+pub(super) type Header = [u8; HEADER];
+
+/// Four bytes of a header from this offset on.
+pub(super) fn word(header: &Header, at: usize) -> [u8; 4] {
+    std::array::from_fn(|index| header[at + index])
+}
+
+/// A connection, and the next numbers.
+pub(super) struct Session {
+    stream: TcpStream,
+    header_digest: bool,
+    data_digest: bool,
+    cmd_sn: u32,
+    exp_stat_sn: u32,
+    tag: u32,
+}
+
+impl Session {
+    /// A connection that has not logged in.
+    pub(super) fn open(port: u16) -> Result<Self> {
+        let stream = raw::open(port)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        let (header_digest, data_digest) = (false, false);
+        Ok(Self { stream, header_digest, data_digest, cmd_sn: 1, exp_stat_sn: 0, tag: 1 })
+    }
+
+    /// Sends a login request of the stage `current`, which asks for `next`; gives status and text of the response.
+    pub(super) fn login_step(
+        &mut self,
+        number: u8,
+        [current, next]: [u8; 2],
+        keys: &str,
+    ) -> Result<([u8; 2], String)> {
+        let mut header = [0; HEADER];
+        header[0] = LOGIN | IMMEDIATE;
+        header[1] = FINAL | current << 2 | next;
+        // ISID: random, with this number.
+        (header[8], header[13]) = (0x80, number);
+        // All requests of a login have one tag (11.12.4).
+        header[16..20].copy_from_slice(&LOGIN_TAG);
+        self.request(header, keys.as_bytes())?;
+        let (answer, text) = self.expect(LOGIN_RESPONSE)?;
+        Ok(([answer[36], answer[37]], String::from_utf8_lossy(&text).into_owned()))
+    }
+
+    /// From now on, PDUs have these digests.
+    pub(super) fn with_digests(mut self, header: bool, data: bool) -> Self {
+        (self.header_digest, self.data_digest) = (header, data);
+        self
+    }
+
+    /// Sends a request with its numbers: tag (unless byte 16 on has one), CmdSN, which an immediate one does not take,
+    /// and ExpStatSN. Gives the tag.
+    pub(super) fn request(&mut self, mut header: Header, data: &[u8]) -> Result<[u8; 4]> {
+        if word(&header, 16) == [0; 4] {
+            header[16..20].copy_from_slice(&self.tag.to_be_bytes());
+            self.tag += 1;
+        }
+        header[24..28].copy_from_slice(&self.cmd_sn.to_be_bytes());
+        if header[0] & IMMEDIATE == 0 {
+            self.cmd_sn += 1;
+        }
+        self.send(header, data)?;
+        Ok(word(&header, 16))
+    }
+
+    /// Sends a PDU with ExpStatSN, lengths, padding and digests.
+    pub(super) fn send(&mut self, mut header: Header, data: &[u8]) -> Result<()> {
+        header[28..32].copy_from_slice(&self.exp_stat_sn.to_be_bytes());
+        let length = u32::try_from(data.len())?.to_be_bytes();
+        header[5..8].copy_from_slice(&length[1..]);
+        let mut bytes = header.to_vec();
+        if self.header_digest {
+            bytes.extend(crc32c(&header).to_le_bytes());
+        }
+        if !data.is_empty() {
+            let mut padded = data.to_vec();
+            padded.resize(data.len().next_multiple_of(4), 0);
+            bytes.extend(&padded);
+            if self.data_digest {
+                bytes.extend(crc32c(&padded).to_le_bytes());
+            }
+        }
+        Ok(self.stream.write_all(&bytes)?)
+    }
+
+    /// The next PDU. Whether its digests are right is for tshark to say.
+    pub(super) fn receive(&mut self) -> Result<(Header, Vec<u8>)> {
+        let mut header = [0; HEADER];
+        self.stream.read_exact(&mut header).context("no PDU comes")?;
+        let length = u32::from_be_bytes([0, header[5], header[6], header[7]]);
+        let length = usize::try_from(length)?;
+        ensure!(length <= MOST_DATA && header[4] == 0, "a PDU with {length} bytes of data");
+        let mut digest = [0; 4];
+        if self.header_digest {
+            self.stream.read_exact(&mut digest)?;
+        }
+        let mut data = vec![0; length.next_multiple_of(4)];
+        self.stream.read_exact(&mut data)?;
+        data.truncate(length);
+        if self.data_digest && length > 0 {
+            self.stream.read_exact(&mut digest)?;
+        }
+        // A status takes a StatSN: not an R2T, not data without status, not a ping of the target.
+        let takes = match header[0] {
+            R2T => false,
+            DATA_IN => header[1] & 1 != 0,
+            NOP_IN => word(&header, 16) != NO_TAG,
+            _ => true,
+        };
+        if takes {
+            self.exp_stat_sn = u32::from_be_bytes(word(&header, 24)).wrapping_add(1);
+        }
+        Ok((header, data))
+    }
+
+    /// The next PDU, which must have this opcode. Pings of the target before it are answered.
+    pub(super) fn expect(&mut self, opcode: u8) -> Result<(Header, Vec<u8>)> {
+        loop {
+            let (header, data) = self.receive()?;
+            let is_ping = header[0] == NOP_IN && word(&header, 20) != NO_TAG;
+            if is_ping {
+                self.answer_ping(&header)?;
+            }
+            if header[0] == opcode {
+                return Ok((header, data));
+            }
+            ensure!(is_ping, "opcode {:#04x} instead of {opcode:#04x}", header[0]);
+        }
+    }
+
+    /// Answers a NOP-In that asks for it.
+    fn answer_ping(&mut self, ping: &Header) -> Result<()> {
+        let mut header = [0; HEADER];
+        (header[0], header[1]) = (NOP_OUT | IMMEDIATE, FINAL);
+        header[8..16].copy_from_slice(&ping[8..16]);
+        header[16..20].copy_from_slice(&NO_TAG);
+        header[20..24].copy_from_slice(&word(ping, 20));
+        self.request(header, &[]).map(drop)
+    }
+}
