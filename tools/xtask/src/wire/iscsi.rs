@@ -193,8 +193,7 @@ fn every_kind(port: u16, number: u8, header: bool, data: bool) -> Result<()> {
     session.send(snack, &[])?;
     let (_, rejected) = session.expect(REJECT)?;
     ensure!(rejected.first() == Some(&SNACK), "a Reject of {rejected:?}");
-    // Silence: the target pings.
-    session.expect(NOP_IN)?;
+    session.pinged()?;
     leave(&mut session)
 }
 
@@ -251,7 +250,7 @@ fn read(session: &mut Session, length: usize) -> Result<Vec<u8>> {
     session.request(scsi(&transfer(0x28, length)?, 0x40, length)?, &[])?;
     let mut data = Vec::with_capacity(length);
     loop {
-        let (header, part) = session.receive()?;
+        let (header, part) = session.next()?;
         match header[0] {
             DATA_IN => data.extend(part),
             RESPONSE => ensure!(header[3] == 0, "READ: status {:#x}", header[3]),
@@ -272,7 +271,7 @@ fn write(session: &mut Session, data: &[u8]) -> Result<()> {
     let tag = session.request(header, within)?;
     send_data(session, tag, NO_TAG, within.len(), behind)?;
     loop {
-        let (header, _) = session.receive()?;
+        let (header, _) = session.next()?;
         if header[0] == RESPONSE {
             ensure!(header[3] == 0, "WRITE: status {:#x}", header[3]);
             return Ok(());

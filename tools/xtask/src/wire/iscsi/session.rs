@@ -130,7 +130,7 @@ impl Session {
     }
 
     /// The next PDU. Whether its digests are right is for tshark to say.
-    pub(super) fn receive(&mut self) -> Result<(Header, Vec<u8>)> {
+    fn receive(&mut self) -> Result<(Header, Vec<u8>)> {
         let mut header = [0; HEADER];
         self.stream.read_exact(&mut header).context("no PDU comes")?;
         let length = u32::from_be_bytes([0, header[5], header[6], header[7]]);
@@ -159,28 +159,48 @@ impl Session {
         Ok((header, data))
     }
 
-    /// The next PDU, which must have this opcode. Pings of the target before it are answered.
-    pub(super) fn expect(&mut self, opcode: u8) -> Result<(Header, Vec<u8>)> {
+    /// The next PDU that is no NOP-In of the target's own. Its pings are answered: on a busy machine they may come at
+    /// any time.
+    pub(super) fn next(&mut self) -> Result<(Header, Vec<u8>)> {
         loop {
             let (header, data) = self.receive()?;
-            let is_ping = header[0] == NOP_IN && word(&header, 20) != NO_TAG;
-            if is_ping {
-                self.answer_ping(&header)?;
-            }
-            if header[0] == opcode {
+            if header[0] != NOP_IN || word(&header, 16) != NO_TAG {
                 return Ok((header, data));
             }
-            ensure!(is_ping, "opcode {:#04x} instead of {opcode:#04x}", header[0]);
+            self.answer_ping(&header)?;
         }
     }
 
-    /// Answers a NOP-In that asks for it.
-    fn answer_ping(&mut self, ping: &Header) -> Result<()> {
+    /// The next PDU, which must have this opcode.
+    pub(super) fn expect(&mut self, opcode: u8) -> Result<(Header, Vec<u8>)> {
+        let (header, data) = self.next()?;
+        ensure!(header[0] == opcode, "opcode {:#04x} instead of {opcode:#04x}", header[0]);
+        Ok((header, data))
+    }
+
+    /// Waits in silence until the target pings, and answers.
+    pub(super) fn pinged(&mut self) -> Result<()> {
+        loop {
+            let (header, _) = self.receive()?;
+            let is_own = header[0] == NOP_IN && word(&header, 16) == NO_TAG;
+            ensure!(is_own, "opcode {:#04x} instead of a ping", header[0]);
+            if self.answer_ping(&header)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Answers a NOP-In of the target's own, if it asks for an answer; gives whether it does.
+    fn answer_ping(&mut self, ping: &Header) -> Result<bool> {
+        if word(ping, 20) == NO_TAG {
+            return Ok(false);
+        }
         let mut header = [0; HEADER];
         (header[0], header[1]) = (NOP_OUT | IMMEDIATE, FINAL);
         header[8..16].copy_from_slice(&ping[8..16]);
         header[16..20].copy_from_slice(&NO_TAG);
         header[20..24].copy_from_slice(&word(ping, 20));
-        self.request(header, &[]).map(drop)
+        self.request(header, &[])?;
+        Ok(true)
     }
 }
