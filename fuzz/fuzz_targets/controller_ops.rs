@@ -64,7 +64,7 @@ fn reservations(seed: u8) -> Reservations {
     let id = if seed & 32 == 0 { HOSTID } else { HostId([8; 16]) };
     let held = ReservationType::from_wire(seed & 7).map(|kind| Held { kind, holder: id });
     Reservations {
-        registrants: vec![Registrant { id, name: None, key: 1 }],
+        registrants: vec![Registrant::host(id, None, 1)],
         held,
         persists: seed & 16 != 0,
         can_persist: true,

@@ -101,7 +101,9 @@ struct World {
 
 fn nexus(number: usize) -> Nexus {
     let number = u8::try_from(number).expect("0 to 2");
-    Nexus { initiator: format!("iqn.2026-01.org.example:{number}"), isid: [number; 6], port: PORT }
+    let initiator = format!("iqn.2026-01.org.example:{number}");
+    let target = "iqn.2026-01.org.example:disk".to_owned();
+    Nexus { initiator, isid: [number; 6], target, port: PORT }
 }
 
 impl World {

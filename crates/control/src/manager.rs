@@ -23,6 +23,7 @@ pub mod options;
 mod publish;
 pub mod qos;
 mod replay;
+mod reservations;
 pub mod restore;
 pub mod sampling;
 pub(crate) mod scheduler;

@@ -1,8 +1,8 @@
-//! The files of a namespace: that in which its reservations persist through a power loss (PTPL), and that which is there
-//! as long as a host has write protected it.
+//! The files of a namespace and of a logical unit: that in which its reservations persist through a power loss (PTPL,
+//! APTPL), and that which is there as long as a host has write protected a namespace.
 //!
-//! The members are those of SPDK's `ptpl_file`, so that a file of SPDK's target can be taken over. Two are added: the
-//! name of each host, and a checksum. A new state is written to a file beside, synced, renamed over the old one, and
+//! The members are those of SPDK's `ptpl_file`, so that a file of SPDK's target can be taken over. Added are the name of
+//! each host, the names of an I_T nexus of iSCSI that is registered like a host, and a checksum. A new state is written to a file beside, synced, renamed over the old one, and
 //! the directory is synced: a crash leaves the one state or the other.
 
 use std::fs::{File, OpenOptions};
@@ -13,8 +13,10 @@ use std::sync::Arc;
 
 use raceline_proto::nvme::reservation::ReservationType;
 use raceline_proto::nvme::{HostId, HostNqn, Nqn};
-use raceline_proto::reservation::{Held, MAX_REGISTRANTS, Registrant, Reservations};
-use raceline_target::{ProtectionStore, ReservationStore};
+use raceline_proto::reservation::{
+    Held, MAX_REGISTRANTS, Nexus, Port, Registrant, Reservations, Who,
+};
+use raceline_target::{ProtectionStore, ReservationStore, check_iscsi_name};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -38,9 +40,8 @@ pub enum ReservationFileError {
     },
     /// The content is not one that was written.
     #[error(
-        "{file}, which keeps the reservations of the namespace, is damaged: {problem}. Hosts could do what a lost \
-         reservation forbids, so the namespace is not exported. Restore the file, or remove it to give all \
-         registrations up"
+        "{file}, which keeps reservations, is damaged: {problem}. Hosts could do what a lost reservation forbids, so \
+         the namespace or LUN is not exported. Restore the file, or remove it to give all registrations up"
     )]
     Damaged {
         /// The file.
@@ -78,6 +79,20 @@ struct Entry {
     /// The empty text is a host without a name; absent in files of SPDK.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostnqn: Option<String>,
+    /// Not a host but an I_T nexus of iSCSI. `host_uuid` is derived of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    iscsi: Option<NexusEntry>,
+}
+
+/// An I_T nexus: initiator port and target port.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NexusEntry {
+    initiator: String,
+    /// 12 hexadecimal digits.
+    isid: String,
+    target: String,
+    portal_group: u16,
 }
 
 /// The file operations that keep a state; tests simulate them. Each gives the errors of the system.
@@ -142,11 +157,11 @@ impl Folder for RealFolder {
     }
 }
 
-/// The reservations of one namespace in a file.
+/// The reservations of one namespace or logical unit in a file.
 pub struct ReservationFile {
     folder: Arc<dyn Folder>,
     name: String,
-    /// The namespace's.
+    /// The namespace's, or the device's of a logical unit.
     uuid: Uuid,
 }
 
@@ -369,16 +384,27 @@ impl Entry {
         Self {
             rkey: registrant.key,
             host_uuid: Uuid::from_bytes(registrant.id.0),
-            hostnqn: registrant.name.as_ref().map(|name| match name {
-                HostNqn::Named(name) => name.as_str().to_owned(),
-                HostNqn::Unnamed => String::new(),
-            }),
+            hostnqn: match &registrant.who {
+                Who::Host(Some(HostNqn::Named(name))) => Some(name.as_str().to_owned()),
+                Who::Host(Some(HostNqn::Unnamed)) => Some(String::new()),
+                Who::Host(None) | Who::Nexus(_) => None,
+            },
+            iscsi: registrant.as_nexus().map(NexusEntry::of),
         }
     }
 
     fn registrant(&self) -> Result<Registrant, String> {
         if self.rkey == 0 || self.host_uuid.is_nil() {
             return Err("a registrant has key 0 or host identifier 0".to_owned());
+        }
+        if let Some(nexus) = &self.iscsi {
+            let registrant = Registrant::nexus(nexus.nexus()?, self.rkey);
+            let is_derived = registrant.id.0 == *self.host_uuid.as_bytes();
+            return if is_derived && self.hostnqn.is_none() {
+                Ok(registrant)
+            } else {
+                Err(format!("{} is not the identifier of {}", self.host_uuid, nexus.initiator))
+            };
         }
         let name = match self.hostnqn.as_deref() {
             None => None,
@@ -389,7 +415,35 @@ impl Entry {
                 Some(HostNqn::Named(name))
             }
         };
-        Ok(Registrant { id: HostId(self.host_uuid.into_bytes()), name, key: self.rkey })
+        Ok(Registrant::host(HostId(self.host_uuid.into_bytes()), name, self.rkey))
+    }
+}
+
+impl NexusEntry {
+    fn of(nexus: &Nexus) -> Self {
+        Self {
+            initiator: nexus.initiator.clone(),
+            isid: nexus.isid.iter().map(|byte| format!("{byte:02x}")).collect(),
+            target: nexus.target.clone(),
+            portal_group: nexus.port.group,
+        }
+    }
+
+    fn nexus(&self) -> Result<Nexus, String> {
+        for name in [&self.initiator, &self.target] {
+            check_iscsi_name(name).map_err(|error| error.to_string())?;
+        }
+        let is_hex = self.isid.len() == 12 && self.isid.bytes().all(|b| b.is_ascii_hexdigit());
+        let isid = u64::from_str_radix(&self.isid, 16).ok().filter(|_| is_hex);
+        let isid = isid.ok_or_else(|| format!("`{}` is not an ISID", self.isid))?;
+        let [_, _, isid @ ..] = isid.to_be_bytes();
+        Ok(Nexus {
+            initiator: self.initiator.clone(),
+            isid,
+            target: self.target.clone(),
+            // Where the target port is now is known when the unit is exported.
+            port: Port { group: self.portal_group, relative: 0 },
+        })
     }
 }
 
@@ -401,13 +455,23 @@ mod tests {
 
     fn registrant(number: u8, key: u64) -> Registrant {
         let name = Nqn::new(&format!("nqn.2026-01.io.raceline:h{number}")).unwrap();
-        Registrant { id: HostId([number; 16]), name: Some(HostNqn::Named(name)), key }
+        Registrant::host(HostId([number; 16]), Some(HostNqn::Named(name)), key)
+    }
+
+    fn nexus(number: u8, key: u64) -> Registrant {
+        let nexus = Nexus {
+            initiator: format!("iqn.2026-01.io.raceline:i{number}"),
+            isid: [0x80, 0, 0, 0, 0, number],
+            target: "iqn.2026-01.io.raceline:disk".to_owned(),
+            port: Port { group: 1, relative: 0 },
+        };
+        Registrant::nexus(nexus, key)
     }
 
     #[test]
     fn a_flipped_byte_is_noticed_or_changes_nothing() {
         let state = Reservations {
-            registrants: vec![registrant(1, 0xdead), registrant(2, 0xbeef)],
+            registrants: vec![registrant(1, 0xdead), registrant(2, 0xbeef), nexus(3, 0xcafe)],
             held: Some(Held { kind: ReservationType::WriteExclusive, holder: HostId([2; 16]) }),
             persists: true,
             ..Reservations::default()
@@ -439,7 +503,7 @@ mod tests {
         );
         let state = decode(file.as_bytes(), UUID).unwrap();
         assert_eq!(state.registrants.len(), 2);
-        assert_eq!(state.registrants[1].name, None);
+        assert_eq!(state.registrants[1].who, Who::Host(None));
         assert!(state.holds(&state.registrants[1]) && !state.holds(&state.registrants[0]));
     }
 
@@ -463,6 +527,22 @@ mod tests {
                         "registrants":[{{"rkey":0,"host_uuid":"{host}"}}]}}"#
                 ),
                 "key 0",
+            ),
+            (
+                format!(
+                    r#"{{"ptpl":true,"bdev_uuid":"{UUID}","registrants":[
+                        {{"rkey":1,"host_uuid":"{host}","iscsi":{{"initiator":"iqn.2026-01.a:b",
+                          "isid":"800000000001","target":"iqn.2026-01.a:c","portal_group":1}}}}]}}"#
+                ),
+                "is not the identifier of iqn.2026-01.a:b",
+            ),
+            (
+                format!(
+                    r#"{{"ptpl":true,"bdev_uuid":"{UUID}","registrants":[
+                        {{"rkey":1,"host_uuid":"{host}","iscsi":{{"initiator":"iqn.2026-01.a:b",
+                          "isid":"8000000001","target":"iqn.2026-01.a:c","portal_group":1}}}}]}}"#
+                ),
+                "`8000000001` is not an ISID",
             ),
         ];
         for (file, problem) in wrong {

@@ -7,7 +7,7 @@ use raceline_proto::nvme::reservation::{NoticeKind, ReservationType};
 use raceline_proto::nvme::{HostId, HostNqn, Nqn, Sqe, Status};
 use raceline_proto::reservation::{
     AccessGroup, AcquireAction, Held, MAX_REGISTRANTS, Notice, Outcome, Persistence,
-    RegisterAction, ReleaseAction, ReservationCommand, Reservations, ReservingHost, Role,
+    RegisterAction, ReleaseAction, ReservationCommand, Reservations, ReservingHost, Role, Who,
     access_group, parse_report, parse_reservation, put_report,
 };
 
@@ -227,7 +227,7 @@ fn a_registration_is_that_of_identifier_and_name() {
     assert_eq!(bed.0.apply(&thief, &release(key(1), EA)), Err(CONFLICT));
     assert_eq!(bed.0.admit(&thief, AccessGroup::Read), Err(CONFLICT));
     // A state that was kept without names: the first that registers again gives its name.
-    bed.0.registrants[0].name = None;
+    bed.0.registrants[0].who = Who::Host(None);
     assert_eq!(bed.0.role(&thief), Role::Holder);
     bed.ok(1, &register(key(1)));
     assert_eq!(bed.0.role(&thief), Role::Stranger);

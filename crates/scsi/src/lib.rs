@@ -80,7 +80,7 @@ pub use plan::{
     Check, Parameters, Plan, Refused, Reply, SameData, View, plan, plan_without_lun, refuse,
     reply_lba_status,
 };
-pub use reservation::{Admission, Foreign, Nexus, Reservations};
+pub use reservation::{Admission, Nexus, Reservations};
 pub use sense::{DeviceError, FieldPointer, MAX_SENSE_LEN, Sense, SenseData, SenseKey};
 pub use state::{Change, LunState, Outcome, Whom};
 pub use status::{Refusal, Status};

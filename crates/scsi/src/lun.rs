@@ -1,5 +1,6 @@
 //! What a logical unit is, and where it is seen: the facts that commands are checked against.
 
+pub use raceline_proto::reservation::Port;
 use sha2::{Digest as _, Sha256};
 
 /// Text in a field of fixed length: ASCII, left-aligned, padded with spaces (SPC-5, 4.3.1).
@@ -218,15 +219,6 @@ pub struct TargetFacts {
     pub groups: Vec<PortGroup>,
     /// The numbers of its logical units, ascending, each below 16,384.
     pub luns: Vec<u16>,
-}
-
-/// The port that a command came by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Port {
-    /// Its group: [`PortGroup::tag`].
-    pub group: u16,
-    /// Its relative target port identifier.
-    pub relative: u16,
 }
 
 /// Writes a LUN as the eight bytes on the wire (SAM-6, 4.7): peripheral device addressing below 256, else flat space.

@@ -10,7 +10,7 @@ use raceline_proto::reservation::AccessGroup;
 
 use crate::cdb::{Command, Medium, ModeSelect, ReserveOut, Row, find_row};
 use crate::lun::{Lun, Port, PortGroupState, TargetFacts};
-use crate::reservation::{Admission, ReserveOutParameters};
+use crate::reservation::{self, Admission, ReserveOutParameters};
 use crate::sense::Sense;
 use crate::state::{Change, LunState};
 use crate::status::Refusal;
@@ -415,7 +415,7 @@ fn report(view: &View<'_>, request: &Request, command: &Command) -> Result<Plan,
             if view.admission.reserved {
                 return Err(Refusal::Conflict);
             }
-            (allocation, view.state.reservations.report(action))
+            (allocation, reservation::report(&view.state.reservations, action))
         }
         _ => return Err(Sense::INVALID_OPCODE.into()),
     };

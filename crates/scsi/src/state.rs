@@ -4,9 +4,14 @@
 //! [`Outcome`]. The order is: the new state is kept, if it is to survive a power loss; all cores see it; the others are
 //! told; commands that are aborted have ended; the command is answered.
 
+use raceline_proto::reservation as registry;
+
 use crate::cdb::ReserveOut;
 use crate::mode::ModeSettings;
-use crate::reservation::{Admission, Nexus, Reservations, ReserveOutParameters};
+use crate::reservation::{
+    Admission, Nexus, Notice, Registrant, Reservations, ReserveOutParameters, release, reserve,
+    reserve_out,
+};
 use crate::status::Refusal;
 use crate::unit_attention::UnitAttention;
 
@@ -15,7 +20,7 @@ use crate::unit_attention::UnitAttention;
 pub struct LunState {
     /// The changeable values of its mode pages.
     pub mode: ModeSettings,
-    /// Its reservations.
+    /// The reservations of its device, which hosts of NVMe may share.
     pub reservations: Reservations,
 }
 
@@ -57,15 +62,39 @@ pub struct Outcome {
     pub next: Option<LunState>,
     /// What to tell whom, once the new state shows.
     pub told: Vec<(Whom, UnitAttention)>,
-    /// I_T nexuses whose commands for the logical unit have to end before the command is answered.
-    pub aborted: Vec<Nexus>,
+    /// Hosts of NVMe to tell something, once the new state shows.
+    pub notices: Vec<Notice>,
+    /// Whose commands for the device have to end before the command is answered.
+    pub aborted: Vec<Registrant>,
+}
+
+impl Outcome {
+    /// Takes over what a command has made of the reservations of `next`.
+    fn take(&mut self, next: &mut LunState, changed: registry::Outcome) {
+        let nexus_of = |id| {
+            let mut registrants = next.reservations.registrants.iter();
+            registrants.find(|one| one.id == id).and_then(Registrant::as_nexus)
+        };
+        for notice in changed.notices {
+            match nexus_of(notice.to) {
+                Some(nexus) => {
+                    self.told.push((Whom::Nexus(nexus.clone()), UnitAttention::from(notice.kind)));
+                }
+                None => self.notices.push(notice),
+            }
+        }
+        self.aborted = changed.aborted;
+        if let Some(reservations) = changed.next {
+            next.reservations = reservations;
+        }
+    }
 }
 
 impl LunState {
     /// What an I_T nexus may do.
     #[must_use]
     pub fn admission(&self, nexus: &Nexus) -> Admission {
-        self.reservations.admission(nexus)
+        Admission::of(nexus, &self.reservations)
     }
 
     /// What a change that an I_T nexus asks for makes of this state.
@@ -83,13 +112,11 @@ impl LunState {
                 }
             }
             Change::ReserveOut(command, parameters) => {
-                let changed = next.reservations.reserve_out(nexus, command, parameters)?;
-                let told = changed.told.into_iter();
-                outcome.told = told.map(|one| (Whom::Nexus(one.nexus), one.attention)).collect();
-                outcome.aborted = changed.aborted;
+                let changed = reserve_out(&self.reservations, nexus, command, parameters)?;
+                outcome.take(&mut next, changed);
             }
-            Change::Reserve => next.reservations.reserve(nexus)?,
-            Change::Release => next.reservations.release(nexus)?,
+            Change::Reserve => outcome.take(&mut next, reserve(&self.reservations, nexus)?),
+            Change::Release => outcome.take(&mut next, release(&self.reservations, nexus)?),
             Change::NexusLost => {
                 if next.reservations.reserved_by.as_ref() == Some(nexus) {
                     next.reservations.reserved_by = None;

@@ -1,6 +1,8 @@
 //! What an initiator has to be told before its next command: one set per I_T nexus and logical unit
 //! (SAM-6, 5.14; SPC-5, 6.9).
 
+use raceline_proto::nvme::reservation::NoticeKind;
+
 use crate::sense::{Sense, SenseKey};
 
 /// Something that has changed. Those that come first are reported first, and the first four stand for all that was
@@ -33,6 +35,17 @@ pub enum UnitAttention {
     InquiryChanged,
     /// The target has other logical units. Report LUNs answers it.
     LunsChanged,
+}
+
+impl From<NoticeKind> for UnitAttention {
+    /// What an I_T nexus is told where a host of NVMe gets a notification.
+    fn from(kind: NoticeKind) -> Self {
+        match kind {
+            NoticeKind::RegistrationPreempted => Self::RegistrationsPreempted,
+            NoticeKind::ReservationReleased => Self::ReservationsReleased,
+            NoticeKind::ReservationPreempted => Self::ReservationsPreempted,
+        }
+    }
 }
 
 impl UnitAttention {

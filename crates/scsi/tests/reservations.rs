@@ -6,10 +6,10 @@ use common::{Disk, hex, nexus, request};
 use raceline_proto::nvme::reservation::ReservationType as Kind;
 use raceline_scsi::cdb::{COMMANDS, ReserveOut, ReserveOutAction as Action};
 use raceline_scsi::reservation::{
-    MAX_REGISTRANTS, ReserveOutParameters, transport_id, type_from_wire, type_to_wire,
+    MAX_REGISTRANTS, Registrant, ReserveOutParameters, transport_id, type_from_wire, type_to_wire,
 };
 use raceline_scsi::{
-    Change, DataDirection, Foreign, LunState, Outcome, Parameters, Plan, Refusal, Refused, Sense,
+    Change, DataDirection, LunState, Outcome, Parameters, Plan, Refusal, Refused, Sense,
     UnitAttention, Whom,
 };
 
@@ -52,12 +52,16 @@ impl Unit {
     }
 
     fn holder(&self) -> Option<(u8, Kind)> {
-        self.state.reservations.held.as_ref().map(|held| (held.holder.isid[5], held.kind))
+        let held = self.state.reservations.held?;
+        let mut registrants = self.state.reservations.registrants.iter();
+        let holder = registrants.find(|one| one.id == held.holder).and_then(Registrant::as_nexus);
+        Some((holder.map_or(0, |nexus| nexus.isid[5]), held.kind))
     }
 
     fn registered(&self) -> Vec<(u8, u64)> {
         let registrants = self.state.reservations.registrants.iter();
-        registrants.map(|one| (one.nexus.isid[5], one.key)).collect()
+        let nexus = |one: &Registrant| one.as_nexus().expect("no host is registered").clone();
+        registrants.map(|one| (nexus(one).isid[5], one.key)).collect()
     }
 
     fn generation(&self) -> u32 {
@@ -65,7 +69,8 @@ impl Unit {
     }
 }
 
-const NO_CHANGE: Outcome = Outcome { next: None, told: Vec::new(), aborted: Vec::new() };
+const NO_CHANGE: Outcome =
+    Outcome { next: None, told: Vec::new(), notices: Vec::new(), aborted: Vec::new() };
 
 #[test]
 fn types_are_numbered_as_in_the_standard() {
@@ -245,7 +250,8 @@ fn preempt_and_abort_names_whose_commands_end() {
             unit.go(number, &out(Action::Register, 0, 0, key)).unwrap();
         }
         let outcome = unit.go(1, &out(action, 1, 1, 7)).unwrap();
-        assert_eq!(outcome.aborted, aborted);
+        let found: Vec<_> = outcome.aborted.iter().filter_map(Registrant::as_nexus).collect();
+        assert_eq!(found, aborted.iter().collect::<Vec<_>>());
     }
 }
 
@@ -416,46 +422,6 @@ fn reserve_and_registrations_exclude_each_other() {
     unit.go(1, &out(Action::Reserve, 5, 1, 0)).unwrap();
     assert_eq!(unit.go(2, &Change::Reserve), Ok(NO_CHANGE));
     assert_eq!(unit.go(3, &Change::Reserve), Err(Refusal::Conflict));
-}
-
-#[test]
-fn a_device_is_reserved_by_one_protocol() {
-    let mut unit = Unit::default();
-    unit.state.reservations.foreign.has_registrants = true;
-    let register = out(Action::Register, 0, 0, 1);
-    assert_eq!(unit.go(1, &register), Err(Refusal::Conflict));
-    assert_eq!(unit.go(1, &Change::Reserve), Err(Refusal::Conflict));
-    for (kind, reads) in
-        [(Kind::WriteExclusive, true), (Kind::ExclusiveAccessAllRegistrants, false)]
-    {
-        unit.state.reservations.foreign.held = Some(kind);
-        let rights = unit.state.admission(&nexus(1)).rights;
-        assert_eq!((rights.reads, rights.writes), (reads, false));
-    }
-}
-
-#[test]
-fn each_registry_says_what_the_other_has_to_know() {
-    use raceline_proto::reservation as nvme;
-    let foreign = |has_registrants, held| Foreign { has_registrants, held };
-    let mut unit = Unit::default();
-    assert_eq!(unit.state.reservations.as_foreign(), foreign(false, None));
-    unit.go(1, &Change::Reserve).unwrap();
-    let closed = foreign(true, Some(Kind::ExclusiveAccess));
-    assert_eq!(unit.state.reservations.as_foreign(), closed);
-    let mut unit = Unit::with(&[1]);
-    assert_eq!(unit.state.reservations.as_foreign(), foreign(true, None));
-    unit.go(1, &out(Action::Reserve, 5, 1, 0)).unwrap();
-    let held = foreign(true, Some(Kind::WriteExclusiveRegistrantsOnly));
-    assert_eq!(unit.state.reservations.as_foreign(), held);
-
-    let id = raceline_proto::nvme::HostId([1; 16]);
-    let mut other = nvme::Reservations::default();
-    assert_eq!(Foreign::from(&other), Foreign::default());
-    other.registrants.push(nvme::Registrant { id, name: None, key: 1 });
-    assert_eq!(Foreign::from(&other), foreign(true, None));
-    other.held = Some(nvme::Held { kind: Kind::WriteExclusive, holder: id });
-    assert_eq!(Foreign::from(&other), foreign(true, Some(Kind::WriteExclusive)));
 }
 
 // ---------------------------------------------------------------------- parameters and reports

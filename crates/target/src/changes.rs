@@ -22,6 +22,7 @@ pub(crate) mod pool;
 pub(crate) mod pool_map;
 pub(crate) mod pool_state;
 pub(crate) mod qos;
+pub(crate) mod registry;
 pub(crate) mod reservation_state;
 pub(crate) mod reserve;
 pub(crate) mod snapshot;

@@ -63,8 +63,9 @@
 //! [`Target::iscsi`] gives the iSCSI side of the same target ([`Iscsi`]). Its model is that of SPDK: a target node has LUNs
 //! over devices, and maps that say which initiator group reaches it by which portal group. A device may be a namespace
 //! and a LUN at the same time; COMPARE AND WRITE and fused commands then exclude each other. A LUN of several target nodes
-//! over the same device is one logical unit, with one state of reservations. Reservations end with the target: APTPL is
-//! refused.
+//! over the same device is one logical unit. Its reservations are those of the device: initiators and hosts are registered
+//! in one registry, and a reservation of either binds both. With a [`ReservationPlace`] ([`LunConfig::reservations`]) they
+//! can outlive the target (APTPL).
 //!
 //! # Listing
 //!
@@ -96,7 +97,7 @@ pub use changes::iscsi_config::{
     Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
 pub use changes::listeners::Entrance;
-pub use changes::manual::ManualCore;
+pub use changes::manual::{ManualCore, ReserverProgress};
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
 pub use changes::pool_state::{PoolConfig, PoolStore};

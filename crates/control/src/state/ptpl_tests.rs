@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use raceline_proto::nvme::reservation::ReservationType;
 use raceline_proto::nvme::{HostId, HostNqn, Nqn};
-use raceline_proto::reservation::{Held, Registrant, Reservations};
+use raceline_proto::reservation::{Held, Nexus, Port, Registrant, Reservations};
 use raceline_target::{ProtectionStore as _, ReservationStore as _};
 use uuid::Uuid;
 
@@ -52,9 +52,18 @@ impl Folder for SimDisk {
 fn random_state(random: &mut Random) -> Reservations {
     let registrants: Vec<Registrant> = (1..=u8::try_from(random.below(6)).unwrap())
         .map(|number| {
+            let key = random.next() | 1;
+            if random.one_in(2) {
+                let nexus = Nexus {
+                    initiator: format!("iqn.2026-01.io.raceline:i{number}"),
+                    isid: [number; 6],
+                    target: "iqn.2026-01.io.raceline:disk".to_owned(),
+                    port: Port { group: 1, relative: 0 },
+                };
+                return Registrant::nexus(nexus, key);
+            }
             let name = Nqn::new(&format!("nqn.2026-01.io.raceline:h{number}")).unwrap();
-            let name = Some(HostNqn::Named(name));
-            Registrant { id: HostId([number; 16]), name, key: random.next() | 1 }
+            Registrant::host(HostId([number; 16]), Some(HostNqn::Named(name)), key)
         })
         .collect();
     let held = registrants

@@ -51,6 +51,8 @@ pub struct Rights {
 impl Rights {
     /// Everything: no reservation stands in the way.
     pub const ALL: Self = Self { reads: true, writes: true };
+    /// Nothing: somebody else holds all of the device.
+    pub const NONE: Self = Self { reads: false, writes: false };
 
     /// Whether commands of this group may run.
     #[must_use]

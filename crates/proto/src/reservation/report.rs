@@ -1,4 +1,5 @@
-//! Reservation Report: the state of a namespace's reservations as hosts read it (Base 2.0, 7.4).
+//! Reservation Report: the state of a namespace's reservations as hosts read it (Base 2.0, 7.4). I_T nexuses of iSCSI
+//! are in it like hosts, each with the identifier that is derived of its names.
 
 use zerocopy::IntoBytes;
 

@@ -1,9 +1,8 @@
-//! The state of one namespace's reservations, and what commands make of it (Base 2.0, 8.19).
+//! The reservations of one device: one registry for the hosts of NVMe and the I_T nexuses of iSCSI (Base 2.0, 8.19;
+//! SPC-5, 5.14).
 
 use super::access::{AccessGroup, Rights, Role, rights};
-use super::command::{
-    AcquireAction, Persistence, RegisterAction, ReleaseAction, ReservationCommand,
-};
+use super::nexus::Nexus;
 use crate::nvme::reservation::{NoticeKind, ReservationType};
 use crate::nvme::{HostId, HostNqn, Status};
 
@@ -22,23 +21,69 @@ pub struct ReservingHost {
     pub name: HostNqn,
 }
 
-/// A host that is registered.
+/// Who is registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A host of NVMe, with its HOSTNQN; `None`: a state that was kept without names. The first host with the identifier
+    /// that registers again gives its name.
+    Host(Option<HostNqn>),
+    /// An I_T nexus of iSCSI.
+    Nexus(Nexus),
+}
+
+impl Who {
+    /// Whether a registrant of this description, with the same host identifier, is `other`.
+    fn is(&self, other: &Self) -> bool {
+        self == other || matches!((self, other), (Self::Host(None), Self::Host(_)))
+    }
+}
+
+/// A host or an I_T nexus that is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// HOSTID.
+    /// HOSTID; that of an I_T nexus is derived of its names ([`Nexus::host_id`]).
     pub id: HostId,
-    /// HOSTNQN; `None`: a state that was kept without names. The first host with the identifier that registers
-    /// again gives its name.
-    pub name: Option<HostNqn>,
+    /// Who it is. The identifier alone says it of nobody.
+    pub who: Who,
     /// The key that it has registered, not 0.
     pub key: u64,
 }
 
 impl Registrant {
+    /// A host of NVMe.
+    #[must_use]
+    pub fn host(id: HostId, name: Option<HostNqn>, key: u64) -> Self {
+        Self { id, who: Who::Host(name), key }
+    }
+
+    /// An I_T nexus of iSCSI.
+    #[must_use]
+    pub fn nexus(nexus: Nexus, key: u64) -> Self {
+        Self { id: nexus.host_id(), who: Who::Nexus(nexus), key }
+    }
+
     /// Whether it is this host.
     #[must_use]
     pub fn is(&self, host: &ReservingHost) -> bool {
-        self.id == host.id && self.name.as_ref().is_none_or(|name| *name == host.name)
+        self.id == host.id
+            && match &self.who {
+                Who::Host(name) => name.as_ref().is_none_or(|name| *name == host.name),
+                Who::Nexus(_) => false,
+            }
+    }
+
+    /// The I_T nexus that it is; `None`: it is a host of NVMe.
+    #[must_use]
+    pub fn as_nexus(&self) -> Option<&Nexus> {
+        match &self.who {
+            Who::Nexus(nexus) => Some(nexus),
+            Who::Host(_) => None,
+        }
+    }
+
+    /// Whether it is the same one, whatever the keys.
+    pub(super) fn is_same(&self, id: HostId, who: &Who) -> bool {
+        self.id == id && self.who.is(who)
     }
 }
 
@@ -51,25 +96,28 @@ pub struct Held {
     pub holder: HostId,
 }
 
-/// The registrations and the reservation of a namespace. The default has none.
+/// The registrations and the reservation of a device. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
-    /// GEN: counts changes of registrations, from 0 at the start of the target.
+    /// GEN, PRGENERATION: counts changes of registrations, from 0 at the start of the target.
     pub generation: u32,
     /// The registrants, each with an identifier of its own, at most [`MAX_REGISTRANTS`].
     pub registrants: Vec<Registrant>,
     /// The reservation. Its holder is among the registrants.
     pub held: Option<Held>,
-    /// They are to be there after a power loss (PTPLS).
+    /// They are to be there after a power loss (PTPLS, PTPL_A).
     pub persists: bool,
-    /// There is a place where they can be kept for that (RESCAP bit 0).
+    /// There is a place where they can be kept for that (RESCAP bit 0, PTPL_C).
     pub can_persist: bool,
+    /// The I_T nexus that holds the whole device by Reserve (SPC-2, 5.5). It keeps all hosts and all other I_T nexuses
+    /// out, and does not survive the I_T nexus, a reset or a restart.
+    pub reserved_by: Option<Nexus>,
 }
 
 /// A registrant to tell something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// To all controllers of this host.
+    /// To all controllers of the host, or to the I_T nexus, of this identifier.
     pub to: HostId,
     /// What has happened.
     pub kind: NoticeKind,
@@ -82,14 +130,14 @@ pub struct Outcome {
     pub next: Option<Reservations>,
     /// Whom to tell once the new state shows.
     pub notices: Vec<Notice>,
-    /// Hosts whose commands for the namespace have to end before the command is answered.
+    /// Whose commands for the device have to end before the command is answered.
     pub aborted: Vec<Registrant>,
 }
 
 impl Reservations {
     /// A place among the registrants.
-    fn find(&self, host: &ReservingHost) -> Option<usize> {
-        self.registrants.iter().position(|registrant| registrant.is(host))
+    pub(super) fn find(&self, id: HostId, who: &Who) -> Option<usize> {
+        self.registrants.iter().position(|registrant| registrant.is_same(id, who))
     }
 
     /// Whether a registrant holds the reservation.
@@ -99,20 +147,41 @@ impl Reservations {
         held.is_some_and(|held| held.kind.is_held_by_all() || held.holder == registrant.id)
     }
 
-    /// What a host is to the reservation.
-    #[must_use]
-    pub fn role(&self, host: &ReservingHost) -> Role {
-        match self.find(host).map(|place| &self.registrants[place]) {
+    fn role_of(&self, registrant: Option<&Registrant>) -> Role {
+        match registrant {
             Some(registrant) if self.holds(registrant) => Role::Holder,
             Some(_) => Role::Registrant,
             None => Role::Stranger,
         }
     }
 
-    /// What a host may do with the namespace.
+    /// What a host is to the reservation.
+    #[must_use]
+    pub fn role(&self, host: &ReservingHost) -> Role {
+        self.role_of(self.registrants.iter().find(|registrant| registrant.is(host)))
+    }
+
+    /// What an I_T nexus is to the reservation.
+    #[must_use]
+    pub fn role_of_nexus(&self, nexus: &Nexus) -> Role {
+        self.role_of(
+            self.registrants.iter().find(|registrant| registrant.as_nexus() == Some(nexus)),
+        )
+    }
+
+    /// What a host may do with the device.
     #[must_use]
     pub fn rights(&self, host: &ReservingHost) -> Rights {
+        if self.reserved_by.is_some() {
+            return Rights::NONE;
+        }
         self.held.map_or(Rights::ALL, |held| rights(held.kind, self.role(host)))
+    }
+
+    /// What the persistent reservation leaves to an I_T nexus.
+    #[must_use]
+    pub fn rights_of_nexus(&self, nexus: &Nexus) -> Rights {
+        self.held.map_or(Rights::ALL, |held| rights(held.kind, self.role_of_nexus(nexus)))
     }
 
     /// Checks whether a command of this group may run for a host.
@@ -120,273 +189,16 @@ impl Reservations {
     /// # Errors
     /// Reservation Conflict, when it may not.
     pub fn admit(&self, host: &ReservingHost, group: AccessGroup) -> Result<(), Status> {
-        if self.rights(host).allow(group) { Ok(()) } else { Err(conflict()) }
-    }
-
-    /// What a command of a host makes of this state.
-    ///
-    /// # Errors
-    /// The status to complete the command with; the state stays as it is.
-    pub fn apply(
-        &self,
-        host: &ReservingHost,
-        command: &ReservationCommand,
-    ) -> Result<Outcome, Status> {
-        if host.id == HostId::default() {
-            // It says that the host is the same as no other: there would be nobody to register.
-            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
-        }
-        let mut change = Change::new(self, host);
-        match *command {
-            ReservationCommand::Register { action, current, new, ignore_existing, persistence } => {
-                let check = (!ignore_existing).then_some(current);
-                change.register(action, check, new)?;
-                change.set_persistence(persistence)?;
-                change.count();
-            }
-            ReservationCommand::Acquire { action, current, preempted, kind } => {
-                let own = change.authorised(current)?;
-                if action == AcquireAction::Acquire {
-                    change.acquire(own, kind)?;
-                } else {
-                    change.preempt(own, preempted, kind)?;
-                    change.count();
-                }
-                if action != AcquireAction::PreemptAndAbort {
-                    change.outcome.aborted.clear();
-                }
-            }
-            ReservationCommand::Release { action: ReleaseAction::Release, current, rtype } => {
-                let own = change.authorised(current)?;
-                change.release(own, rtype)?;
-            }
-            ReservationCommand::Release { action: ReleaseAction::Clear, current, .. } => {
-                change.authorised(current)?;
-                change.clear();
-                change.count();
-            }
-            ReservationCommand::Persist(on) => {
-                change.set_persistence(if on { Persistence::On } else { Persistence::Off })?;
-            }
-        }
-        Ok(change.finish(self))
-    }
-}
-
-fn conflict() -> Status {
-    Status::RESERVATION_CONFLICT.dnr()
-}
-
-/// A state that is being changed for a host.
-struct Change<'a> {
-    host: &'a ReservingHost,
-    state: Reservations,
-    outcome: Outcome,
-}
-
-impl<'a> Change<'a> {
-    fn new(state: &Reservations, host: &'a ReservingHost) -> Self {
-        Self { host, state: state.clone(), outcome: Outcome::default() }
-    }
-
-    fn finish(mut self, before: &Reservations) -> Outcome {
-        debug_assert!(
-            self.state.held.is_none_or(|held| {
-                held.kind.is_held_by_all() && !self.state.registrants.is_empty()
-                    || self.state.registrants.iter().any(|r| r.id == held.holder)
-            }),
-            "a reservation is held by a registrant"
-        );
-        self.outcome.next = (self.state != *before).then_some(self.state);
-        self.outcome
-    }
-
-    /// Registrations have changed.
-    fn count(&mut self) {
-        self.state.generation = self.state.generation.wrapping_add(1);
-    }
-
-    /// The place of the host, which has to be registered with this key.
-    fn authorised(&self, key: u64) -> Result<usize, Status> {
-        let place = self.state.find(self.host);
-        place.filter(|place| self.state.registrants[*place].key == key).ok_or(conflict())
-    }
-
-    fn tell(&mut self, to: HostId, kind: NoticeKind) {
-        if to != self.host.id {
-            self.outcome.notices.push(Notice { to, kind });
-        }
-    }
-
-    /// Tells all registrants except the host itself.
-    fn tell_all(&mut self, kind: NoticeKind) {
-        let others: Vec<HostId> = self.state.registrants.iter().map(|r| r.id).collect();
-        others.into_iter().for_each(|to| self.tell(to, kind));
-    }
-
-    fn set_persistence(&mut self, persistence: Persistence) -> Result<(), Status> {
-        match persistence {
-            Persistence::Keep => {}
-            Persistence::Off => self.state.persists = false,
-            Persistence::On if self.state.can_persist => self.state.persists = true,
-            Persistence::On => return Err(Status::INVALID_FIELD.dnr()),
-        }
-        Ok(())
-    }
-
-    // -------------------------------------------------------------------------- register
-
-    /// `check`: the key that the host must have now, unless it is ignored.
-    fn register(
-        &mut self,
-        action: RegisterAction,
-        check: Option<u64>,
-        new: u64,
-    ) -> Result<(), Status> {
-        if action != RegisterAction::Unregister && new == 0 {
-            return Err(Status::INVALID_FIELD.dnr());
-        }
-        let place = self.state.find(self.host);
-        match (action, place) {
-            (RegisterAction::Register, None) => self.add(new),
-            (RegisterAction::Register, Some(place)) => {
-                let registrant = &mut self.state.registrants[place];
-                if registrant.key != new {
-                    return Err(conflict());
-                }
-                registrant.name = Some(self.host.name.clone());
-                Ok(())
-            }
-            (RegisterAction::Replace, None) if check.is_none() => self.add(new),
-            (RegisterAction::Replace | RegisterAction::Unregister, None) => Err(conflict()),
-            (_, Some(place)) => {
-                let registrant = &mut self.state.registrants[place];
-                if check.is_some_and(|key| key != registrant.key) {
-                    return Err(conflict());
-                }
-                if action == RegisterAction::Unregister {
-                    self.unregister(place);
-                } else {
-                    registrant.key = new;
-                    registrant.name = Some(self.host.name.clone());
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn add(&mut self, key: u64) -> Result<(), Status> {
-        // Another host uses the same identifier under another name: one of them is not who it says.
-        if self.state.registrants.iter().any(|registrant| registrant.id == self.host.id) {
-            return Err(conflict());
-        }
-        if self.state.registrants.len() >= MAX_REGISTRANTS {
-            return Err(Status::INTERNAL.dnr());
-        }
-        let (id, name) = (self.host.id, Some(self.host.name.clone()));
-        self.state.registrants.push(Registrant { id, name, key });
-        Ok(())
-    }
-
-    /// The host gives its own registration up.
-    fn unregister(&mut self, place: usize) {
-        let gone = self.state.registrants.remove(place);
-        let Some(held) = self.state.held else { return };
-        let ends = if held.kind.is_held_by_all() {
-            self.state.registrants.is_empty()
+        if self.rights(host).allow(group) {
+            Ok(())
         } else {
-            held.holder == gone.id
-        };
-        if ends {
-            self.state.held = None;
-            if held.kind.favours_registrants() {
-                self.tell_all(NoticeKind::ReservationReleased);
-            }
+            Err(Status::RESERVATION_CONFLICT.dnr())
         }
     }
 
-    // --------------------------------------------------------------------------- acquire
-
-    fn acquire(&mut self, own: usize, kind: ReservationType) -> Result<(), Status> {
-        let registrant = &self.state.registrants[own];
-        match self.state.held {
-            None => self.state.held = Some(Held { kind, holder: registrant.id }),
-            Some(held) if held.kind == kind && self.state.holds(registrant) => {}
-            Some(_) => return Err(conflict()),
-        }
-        Ok(())
-    }
-
-    fn preempt(&mut self, own: usize, key: u64, kind: ReservationType) -> Result<(), Status> {
-        let own = self.state.registrants[own].id;
-        let holder_key = |holder: HostId| {
-            let mut registrants = self.state.registrants.iter();
-            registrants.find(|registrant| registrant.id == holder).map(|r| r.key)
-        };
-        let takes = match self.state.held {
-            Some(held) if held.kind.is_held_by_all() => key == 0,
-            _ if key == 0 => return Err(Status::INVALID_FIELD.dnr()),
-            Some(held) => holder_key(held.holder) == Some(key),
-            None => false,
-        };
-        if !takes {
-            return self.remove_by_key(key);
-        }
-        let before = self.state.held.map(|held| held.kind);
-        // The new holder comes first, so that the namespace is reserved at every moment.
-        self.state.held = Some(Held { kind, holder: own });
-        self.remove(|registrant| registrant.id != own && (key == 0 || registrant.key == key));
-        if before != Some(kind) {
-            self.tell_all(NoticeKind::ReservationReleased);
-        }
-        Ok(())
-    }
-
-    /// Removes all registrants with this key; the reservation stays, unless they were the last that held it.
-    fn remove_by_key(&mut self, key: u64) -> Result<(), Status> {
-        if !self.state.registrants.iter().any(|registrant| registrant.key == key) {
-            return Err(conflict());
-        }
-        self.remove(|registrant| registrant.key == key);
-        if self.state.registrants.is_empty() {
-            self.state.held = None;
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, is_removed: impl Fn(&Registrant) -> bool) {
-        let registrants = std::mem::take(&mut self.state.registrants);
-        let (gone, stay) = registrants.into_iter().partition(is_removed);
-        self.state.registrants = stay;
-        let gone: Vec<Registrant> = gone;
-        for registrant in gone {
-            self.tell(registrant.id, NoticeKind::RegistrationPreempted);
-            if registrant.id != self.host.id {
-                self.outcome.aborted.push(registrant);
-            }
-        }
-    }
-
-    // --------------------------------------------------------------------------- release
-
-    fn release(&mut self, own: usize, rtype: u8) -> Result<(), Status> {
-        let Some(held) = self.state.held else { return Ok(()) };
-        if !self.state.holds(&self.state.registrants[own]) {
-            return Ok(());
-        }
-        if held.kind.to_wire() != rtype {
-            return Err(Status::INVALID_FIELD.dnr());
-        }
-        self.state.held = None;
-        if held.kind.favours_registrants() {
-            self.tell_all(NoticeKind::ReservationReleased);
-        }
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.tell_all(NoticeKind::ReservationPreempted);
-        self.state.held = None;
-        self.state.registrants.clear();
+    /// Whether there is nothing to know of it: nobody is registered, and nobody holds the device.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.registrants.is_empty() && self.reserved_by.is_none()
     }
 }

@@ -169,7 +169,7 @@ fn a_reservation_of_another_host_forbids_to_manage_the_namespace() {
     let other = ReservingHost { id: HostId([9; 16]), name: HostNqn::Named(nqn(OTHER_HOSTNQN)) };
     let own = ReservingHost { id: HOSTID, name: HostNqn::Named(nqn(HOSTNQN)) };
     for (holder, forbidden) in [(&other, true), (&own, false)] {
-        let registrant = Registrant { id: holder.id, name: Some(holder.name.clone()), key: 1 };
+        let registrant = Registrant::host(holder.id, Some(holder.name.clone()), 1);
         let held = Some(Held { kind: ReservationType::WriteExclusive, holder: holder.id });
         let state = Reservations { registrants: vec![registrant], held, ..Reservations::default() };
         let mut subsystem = reservable(state);

@@ -61,6 +61,7 @@ pub(crate) fn nexus(number: u8) -> Nexus {
     Nexus {
         initiator: format!("iqn.1994-05.com.example:{number}"),
         isid: [0, 2, 0x3d, 0, 0, number],
+        target: "iqn.2026-01.org.example:disk".to_owned(),
         port: PORT,
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,7 +21,6 @@ use raceline_proto::controller::{
 use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
-use raceline_scsi::Foreign;
 
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::iscsi_state::IscsiState;
@@ -252,7 +252,6 @@ impl Control {
             Secrets::of_all(state.subsystems.values().map(|entry| &entry.keys), common.1);
         let discovery = Arc::new(discovery);
         let weighted = subsystems.iter().any(|s| !s.limited.weights.is_empty());
-        state.iscsi.set_foreign(&state.foreign());
         let iscsi = Arc::new(state.iscsi.view.clone());
         let snapshot = Arc::new(Snapshot { target, subsystems, discovery, iscsi, weighted });
         self.ask_all(ANSWER_TIMEOUT, |reply| {
@@ -322,6 +321,7 @@ impl Control {
         for core in 0..self.shared.cores() {
             self.shared.send(core, message(reply.clone()));
         }
+        self.shared.reserver_progress.rounds.fetch_add(1, Ordering::SeqCst);
         drop(reply);
         let deadline = Instant::now() + timeout;
         let mut pending: Vec<bool> = vec![true; self.shared.cores()];
@@ -429,16 +429,6 @@ impl State {
     /// What all subsystems have in common.
     pub(crate) fn common(&self) -> Common {
         (self.retry_delays, self.algorithms.clone(), self.host_limits.as_slice().into())
-    }
-
-    /// What registries of namespaces say of their devices, where they have anything to say.
-    fn foreign(&self) -> BTreeMap<DeviceId, Foreign> {
-        let kept = self.subsystems.values().flat_map(|entry| {
-            let kept = entry.reservations.iter();
-            kept.filter_map(|(nsid, kept)| Some((entry.namespaces.get(nsid)?.device, kept)))
-        });
-        let foreign = kept.map(|(device, kept)| (device, Foreign::from(kept.state())));
-        foreign.filter(|(_, foreign)| *foreign != Foreign::default()).collect()
     }
 
     /// What the queues of each subsystem have done so far.

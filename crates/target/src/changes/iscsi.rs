@@ -287,6 +287,7 @@ impl Iscsi<'_> {
     /// # Errors
     /// When there is no such node, the number is taken, or a core cannot open the device.
     pub fn add_lun(&self, name: &str, config: LunConfig) -> Result<u16, TargetError> {
+        self.target.start_reserver()?;
         let mut state = self.target.control.lock();
         let number = state.iscsi.free_lun(name, config.lun)?;
         state.iscsi.check_device(name, &config.bdev)?;
@@ -456,11 +457,20 @@ impl Control {
             }
             None => self.open_device(state, bdev)?,
         };
+        let place = config.reservations.as_ref();
+        let reservations = match self.join_unit(state, device, place) {
+            Ok(reservations) => reservations,
+            Err(error) => {
+                self.close_device(state, device)?;
+                return Err(error);
+            }
+        };
         let limit = self.shared.config.max_io_bytes;
         let info = bdev.info();
         let info = BdevInfo { uuid: config.uuid.unwrap_or(info.uuid), ..info };
-        let unit = Arc::new(Unit::new(&info, &config.serial, limit));
-        let exported = Exported { bdev: Arc::clone(bdev), unit: Arc::clone(&unit), luns: 1 };
+        let unit = Arc::new(Unit::new(&info, &config.serial, limit, reservations));
+        let store = place.map(|place| Arc::clone(&place.store));
+        let exported = Exported { bdev: Arc::clone(bdev), unit: Arc::clone(&unit), store, luns: 1 };
         state.iscsi.units.insert(device, exported);
         Ok(Lun { device, unit })
     }

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 
+use crate::changes::reservation_state::ReservationPlace;
+
 /// Commands that a session may have outstanding by default: the window between ExpCmdSN and MaxCmdSN.
 pub const DEFAULT_ISCSI_QUEUE_DEPTH: u16 = 128;
 /// Most commands that a session may be configured to have outstanding.
@@ -388,13 +390,16 @@ pub struct LunConfig {
     /// UUID, by which initiators know the unit again (VPD page 83h); `None`: the device's. The LUNs over one device are one
     /// unit: that of the first counts.
     pub uuid: Option<[u8; 16]>,
+    /// Where its reservations are kept so that they persist through a power loss (APTPL); `None`: they cannot, unless the
+    /// namespace over the same device has a place. The LUNs over one device are one unit: that of the first counts.
+    pub reservations: Option<ReservationPlace>,
 }
 
 impl LunConfig {
     /// The lowest free number, the identity of the device.
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
-        Self { lun: None, bdev, serial: String::new(), uuid: None }
+        Self { lun: None, bdev, serial: String::new(), uuid: None, reservations: None }
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use raceline_scsi::Nexus;
+use raceline_scsi::{Nexus, Refusal};
 
-use crate::records::names::{ConnKey, DeviceId, Place, SlotKey};
+use crate::records::names::{CommandPlace, ConnKey, DeviceId, Place, SlotKey};
 
 /// Which commands a task management function ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) enum IscsiMessage {
     Abort { scope: Scope, from: Place, number: u32 },
     /// The commands of a task management function have ended on a core.
     Aborted { to: ConnKey, number: u32 },
+    /// Control: the result of a change of reservations that a command has asked for.
+    Reserved { to: CommandPlace, result: Result<(), Refusal> },
     /// Close the sessions of a target node, after a TARGET COLD RESET.
     CloseNode { node: String },
 }

@@ -5,12 +5,12 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use raceline_bdev::SharedBdev;
-use raceline_scsi::Foreign;
 
 use crate::changes::iscsi_config::{
     IscsiError, MAX_LUN, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
 use crate::changes::iscsi_view::{IscsiView, Lun, Node, PortalGroup};
+use crate::changes::reservation_state::ReservationStore;
 use crate::records::names::DeviceId;
 use crate::records::unit::Unit;
 
@@ -30,6 +30,8 @@ pub(crate) struct IscsiState {
 pub(crate) struct Exported {
     pub(crate) bdev: SharedBdev,
     pub(crate) unit: Arc<Unit>,
+    /// Where its reservations are kept; `None`: they end with the target, unless a namespace keeps them.
+    pub(crate) store: Option<Arc<dyn ReservationStore>>,
     /// How many LUNs it is.
     pub(crate) luns: usize,
 }
@@ -216,18 +218,6 @@ impl IscsiState {
     pub(crate) fn device_of(&self, bdev: &SharedBdev) -> Option<DeviceId> {
         let mut units = self.units.iter();
         units.find(|(_, exported)| Arc::ptr_eq(&exported.bdev, bdev)).map(|(device, _)| *device)
-    }
-
-    /// The unit over a device.
-    pub(crate) fn unit(&self, device: DeviceId) -> Option<&Unit> {
-        self.units.get(&device).map(|exported| &*exported.unit)
-    }
-
-    /// Tells each unit what the registry of NVMe/TCP hosts says of its device.
-    pub(crate) fn set_foreign(&self, foreign: &BTreeMap<DeviceId, Foreign>) {
-        for (device, exported) in &self.units {
-            exported.unit.set_foreign(foreign.get(device).copied().unwrap_or_default());
-        }
     }
 
     /// Has the units look how large their devices are.

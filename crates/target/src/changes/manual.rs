@@ -3,11 +3,13 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use raceline_reactor::mailbox::mailbox;
 use raceline_reactor::{BufferPool, Completion, Context, Io, Mailbox, Service, Wait};
 
 use crate::changes::config::{TargetConfig, TargetError};
+use crate::changes::management::DeviceRequest;
 use crate::changes::message::Message;
 use crate::changes::target::Target;
 use crate::path::poll_group::PollGroup;
@@ -49,6 +51,36 @@ impl Target {
         }
         shared.set_senders(senders);
         Ok((Self::with_cores(shared, Vec::new()), cores))
+    }
+}
+
+/// How far the thread is that changes reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReserverProgress {
+    /// It has nothing to do, or waits for commands to end.
+    pub is_idle: bool,
+    /// How often all cores have been asked something, by this thread and by calls.
+    pub rounds: u64,
+}
+
+impl Target {
+    /// How far the thread is that changes reservations. A run of manual cores can be repeated if the clock stands still
+    /// while the thread is not idle, and all cores take a turn when `rounds` has grown by one.
+    #[must_use]
+    pub fn reserver_progress(&self) -> ReserverProgress {
+        let progress = &self.control.shared.reserver_progress;
+        // What was asked comes last: what is asked meanwhile shows as work.
+        let done = progress.done.load(Ordering::SeqCst);
+        let is_idle = done == progress.asked.load(Ordering::SeqCst);
+        ReserverProgress { is_idle, rounds: progress.rounds.load(Ordering::SeqCst) }
+    }
+
+    /// Has that thread look whether the commands have ended for which it waits, if it waits. With manual cores, it does not
+    /// look by itself.
+    pub fn look_after_reservations(&self) {
+        if self.control.shared.reserver_progress.waiting.load(Ordering::SeqCst) > 0 {
+            self.control.shared.reserve(DeviceRequest::Look);
+        }
     }
 }
 

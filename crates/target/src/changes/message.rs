@@ -63,9 +63,14 @@ pub(crate) enum Message {
     Snapshot { snapshot: Arc<Snapshot>, reply: Reply<()> },
     /// Control: count the commands in flight that came by this port for these devices.
     CountInFlight { port_id: u16, devices: Arc<[DeviceId]>, reply: Reply<usize> },
-    /// Control: abort the commands of these hosts for a device, as far as they have not reached it; count those that
-    /// have.
-    AbortPreempted { device: DeviceId, hosts: Arc<[Registrant]>, reply: Reply<usize> },
+    /// Control: abort the commands of these hosts and I_T nexuses for a device, as far as they have not reached it; count
+    /// those that have. `again`: the I_T nexuses' were aborted before, and are only counted.
+    AbortPreempted {
+        device: DeviceId,
+        preempted: Arc<[Registrant]>,
+        again: bool,
+        reply: Reply<usize>,
+    },
     /// Control: count the commands at a device that change data there.
     CountWrites { device: DeviceId, reply: Reply<usize> },
     /// Control: what has happened to the reservations of a namespace, for the controllers of its hosts.

@@ -8,7 +8,7 @@ use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::{NamespaceConfig, TargetError};
-use crate::changes::control::{Entry, Exported};
+use crate::changes::control::{Entry, Exported, State};
 use crate::changes::reservation_state::KeptReservations;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
@@ -54,20 +54,36 @@ impl Target {
             Ok(device) => {
                 let exported = Exported { device, ..unopened };
                 self.control.change(&mut state, nqn, |entry| insert(entry, exported))?;
+                let joined = self.control.join_namespace(&mut state, (nqn, nsid), place.as_ref());
+                if let Err(error) = joined {
+                    self.forget_namespace(&mut state, nqn, nsid)?;
+                    self.control.close_device(&mut state, device)?;
+                    return Err(error);
+                }
                 self.control.publish(&mut state)?;
                 Ok(nsid)
             }
             Err(error) => {
-                self.control.change(&mut state, nqn, |entry| {
-                    entry.namespaces.remove(&nsid.0);
-                    entry.ana_groups.remove(&nsid.0);
-                    entry.limits.namespaces.remove(&nsid.0);
-                    entry.reservations.remove(&nsid.0);
-                    Ok(())
-                })?;
+                self.forget_namespace(&mut state, nqn, nsid)?;
                 Err(error)
             }
         }
+    }
+
+    /// Takes back a namespace that no snapshot shows.
+    fn forget_namespace(
+        &self,
+        state: &mut State,
+        nqn: &Nqn,
+        nsid: NamespaceId,
+    ) -> Result<(), TargetError> {
+        self.control.change(state, nqn, |entry| {
+            entry.namespaces.remove(&nsid.0);
+            entry.ana_groups.remove(&nsid.0);
+            entry.limits.namespaces.remove(&nsid.0);
+            entry.reservations.remove(&nsid.0);
+            Ok(())
+        })
     }
 
     /// Removes a namespace; connected hosts are told. Commands in flight finish first. A namespace of a

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use raceline_proto::reservation::Reservations;
 
-/// Where the reservations of a namespace are kept.
+/// Where the reservations of a namespace or of a logical unit are kept.
 pub trait ReservationStore: Send + Sync {
     /// Keeps them, or, with `None`, forgets what was kept: when this returns, a crash does not undo it. Only
-    /// afterwards do hosts see the change and get their answer. The caller holds the lock on the target's state:
+    /// afterwards do hosts and initiators see the change and get their answer. The caller holds the lock on the target's state:
     /// this method must not call the target.
     ///
     /// # Errors
@@ -15,7 +15,7 @@ pub trait ReservationStore: Send + Sync {
     fn save(&self, reservations: Option<&Reservations>) -> std::io::Result<()>;
 }
 
-/// A place for the reservations of a namespace.
+/// A place for the reservations of a namespace or of a logical unit.
 #[derive(Clone)]
 pub struct ReservationPlace {
     /// Where they are kept from now on.
@@ -46,26 +46,13 @@ pub struct ProtectionPlace {
 /// The reservations of a namespace, with the place where they are kept.
 #[derive(Clone, Default)]
 pub(crate) struct KeptReservations {
-    pub(super) state: Arc<Reservations>,
-    pub(super) store: Option<Arc<dyn ReservationStore>>,
+    pub(crate) state: Arc<Reservations>,
+    pub(crate) store: Option<Arc<dyn ReservationStore>>,
 }
 
 impl KeptReservations {
     pub(crate) fn of(place: &ReservationPlace) -> Self {
         let state = Reservations { can_persist: true, generation: 0, ..place.saved.clone() };
         Self { state: Arc::new(state), store: Some(Arc::clone(&place.store)) }
-    }
-
-    pub(crate) fn state(&self) -> &Reservations {
-        &self.state
-    }
-
-    /// Keeps a new state, if it has to be kept or the old one was.
-    pub(super) fn save(&self, next: &Reservations) -> std::io::Result<()> {
-        match &self.store {
-            Some(store) if next.persists => store.save(Some(next)),
-            Some(store) if self.state.persists => store.save(None),
-            _ => Ok(()),
-        }
     }
 }

@@ -1,23 +1,26 @@
-//! Changes of reservations and of write protection that hosts ask for (Base 2.0, 8.19 and 8.12).
+//! Changes of reservations that hosts and initiators ask for, and of write protection that hosts ask for (Base 2.0, 8.19
+//! and 8.12; SPC-5, 5.14).
 //!
 //! A thread of its own makes them, one after the other, because each waits for the cores and for stable media.
-//! The order is: the new state is kept, if it persists; all cores see it; hosts are told; the command is answered.
-//! So whatever a host was told is true after a crash, and on every queue.
+//! The order is: the new state is kept, if it persists; all cores see it, for both protocols; hosts and initiators are
+//! told; the command is answered. So whatever was answered is true after a crash, on every queue and in every session.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use raceline_proto::controller::ReservedNamespaces;
 use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn, Status};
-use raceline_proto::reservation::{Outcome, Registrant, ReservationCommand, Reservations};
+use raceline_proto::reservation::{Notice, Registrant, ReservationCommand, Reservations};
+use raceline_scsi::{Refusal, Sense};
 
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::control::{Control, Entry, Exported, State};
-use crate::changes::management::{NamespaceWish, ReservationRequest};
+use crate::changes::iscsi_message::IscsiMessage;
+use crate::changes::management::{DeviceRequest, NamespaceWish, ReservationRequest, UnitRequest};
 use crate::changes::message::Message;
-use crate::changes::reservation_state::KeptReservations;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
 use crate::records::names::CommandPlace;
@@ -28,10 +31,15 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Entry {
-    /// The reservations as controllers show them; `None`: namespaces cannot be reserved. That is so if other numbers
-    /// of controllers are those of another target: what it lets hosts do does not depend on the reservations here.
+    /// Whether no other numbers of controllers are those of another target, so that what hosts may do depends on the
+    /// reservations here alone.
+    pub(super) fn is_alone(&self) -> bool {
+        self.config.controller_ids == SubsystemConfig::CONTROLLER_IDS
+    }
+
+    /// The reservations as controllers show them; `None`: namespaces cannot be reserved.
     pub(crate) fn shown_reservations(&self) -> Option<ReservedNamespaces> {
-        let is_alone = self.config.controller_ids == SubsystemConfig::CONTROLLER_IDS;
+        let is_alone = self.is_alone();
         let shown = self.reservations.iter().map(|(nsid, kept)| (*nsid, Arc::clone(&kept.state)));
         is_alone.then(|| shown.collect())
     }
@@ -77,40 +85,68 @@ struct Waiting {
     on: WaitsOn,
     give_up: Instant,
     from: CommandPlace,
+    /// The cores were asked before.
+    again: bool,
 }
 
 /// The commands that have to end.
 enum WaitsOn {
-    /// All of these hosts, which Preempt and Abort has preempted.
-    Hosts(Arc<[Registrant]>),
+    /// All of these, which Preempt and Abort has preempted.
+    Preempted(Arc<[Registrant]>),
     /// Those that change data.
     Writes,
 }
 
 /// Executes requests until the target is shut down.
-fn run(control: &Control, requests: &Receiver<ReservationRequest>) {
+fn run(control: &Control, requests: &Receiver<DeviceRequest>) {
     let mut waiting: Vec<Waiting> = Vec::new();
+    let progress = &control.shared.reserver_progress;
     loop {
-        let next = if waiting.is_empty() {
+        // Drivers of manual cores say when to look.
+        let next = if waiting.is_empty() || control.shared.is_manual() {
             requests.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
             requests.recv_timeout(WAIT_INTERVAL)
         };
+        let is_request = next.is_ok();
         match next {
-            Ok(request) => waiting.extend(control.execute(request)),
+            Ok(DeviceRequest::Namespace(request)) => waiting.extend(control.execute(request)),
+            Ok(DeviceRequest::Unit(request)) => waiting.extend(control.execute_for_unit(&request)),
+            Ok(DeviceRequest::Released(device)) => control.show_released(device),
+            Ok(DeviceRequest::Look) => {}
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => {
+                // The cores end commands in flight before they end.
+                let answer =
+                    |one: Waiting| control.answer(one.from, Err(Status::COMMAND_INTERRUPTED));
+                return waiting.into_iter().for_each(answer);
+            }
         }
-        waiting.retain(|one| !control.has_ended(one));
+        waiting.retain_mut(|one| !control.has_ended(one));
+        progress.waiting.store(waiting.len(), Ordering::SeqCst);
+        if is_request {
+            progress.done.fetch_add(1, Ordering::SeqCst);
+        }
     }
 }
 
 impl Control {
-    fn answer_reservation(&self, to: CommandPlace, result: Result<u32, Status>) {
-        self.shared.send(to.conn.core, Message::Managed { to, result });
+    /// Answers the command of a host or of an I_T nexus.
+    fn answer(&self, to: CommandPlace, result: Result<(), Status>) {
+        if to.conn.key.is_iscsi() {
+            // The only statuses are those of waits that were given up.
+            self.answer_unit(to, result.map_err(|_| Sense::INTERNAL_FAILURE.into()));
+        } else {
+            self.shared.send(to.conn.core, Message::Managed { to, result: result.map(|()| 0) });
+        }
     }
 
-    /// Executes a request and answers it, unless commands have to end before.
+    fn answer_unit(&self, to: CommandPlace, result: Result<(), Refusal>) {
+        let answer = IscsiMessage::Reserved { to, result };
+        self.shared.send(to.conn.core, Message::Iscsi(answer));
+    }
+
+    /// Executes a host's request and answers it, unless commands have to end before.
     fn execute(&self, request: ReservationRequest) -> Option<Waiting> {
         let from = request.from;
         let (nqn, nsid, host) = (&request.nqn, request.nsid, &request.host.name);
@@ -122,16 +158,38 @@ impl Control {
         match made {
             Ok(None) => {
                 tracing::debug!(%nqn, %nsid, %host, ?wish, "made");
-                self.answer_reservation(from, Ok(0));
+                self.answer(from, Ok(()));
                 None
             }
             Ok(Some((device, on))) => {
                 tracing::debug!(%nqn, %nsid, %host, ?wish, "waits for commands");
-                Some(Waiting { device, on, give_up: Instant::now() + WAIT_TIMEOUT, from })
+                Some(Waiting::new(device, on, from))
             }
             Err(status) => {
                 tracing::debug!(%nqn, %nsid, %host, ?wish, %status, "refused");
-                self.answer_reservation(from, Err(status));
+                self.answer(from, Err(status));
+                None
+            }
+        }
+    }
+
+    /// Executes an I_T nexus's request and answers it, unless commands have to end before.
+    fn execute_for_unit(&self, request: &UnitRequest) -> Option<Waiting> {
+        let UnitRequest { device, nexus, change, from } = request;
+        let initiator = nexus.initiator_port();
+        match self.reserve_unit(request) {
+            Ok(preempted) if preempted.is_empty() => {
+                tracing::debug!(?device, initiator, ?change, "made");
+                self.answer_unit(*from, Ok(()));
+                None
+            }
+            Ok(preempted) => {
+                tracing::debug!(?device, initiator, ?change, "waits for commands");
+                Some(Waiting::new(*device, WaitsOn::Preempted(preempted.into()), *from))
+            }
+            Err(why) => {
+                tracing::debug!(?device, initiator, ?change, ?why, "refused");
+                self.answer_unit(*from, Err(why));
                 None
             }
         }
@@ -185,8 +243,8 @@ impl Control {
         })
     }
 
-    /// Changes reservations: keeps the change, shows it to all cores, and tells hosts. Gives what the answer waits
-    /// for.
+    /// Changes reservations for a host: keeps the change, shows it to all cores, and tells others. Gives what the answer
+    /// waits for.
     fn reserve(
         &self,
         request: &ReservationRequest,
@@ -199,36 +257,77 @@ impl Control {
         if entry.shown_reservations().is_none() {
             return Err(Status::INVALID_OPCODE.dnr());
         }
-        let kept = entry.reservations.get(&nsid.0).cloned().unwrap_or_default();
-        let registers = matches!(command, ReservationCommand::Register { .. });
-        let unit = state.iscsi.unit(device);
-        if registers && unit.is_some_and(|unit| unit.as_foreign().has_registrants) {
-            // Who is registered by iSCSI with the same device keeps hosts from registering.
-            return Err(Status::RESERVATION_CONFLICT.dnr());
-        }
-        let outcome = kept.state.apply(host, command)?;
+        let unit = state.iscsi.units.get(&device).map(|exported| Arc::clone(&exported.unit));
+        let before = match &unit {
+            Some(unit) => unit.state().reservations.clone(),
+            None => state.kept(nqn, *nsid).state.as_ref().clone(),
+        };
+        let outcome = before.apply(host, command)?;
         if let Some(next) = &outcome.next {
-            kept.save(next).map_err(|error| {
-                tracing::error!(%nqn, %nsid, %error, "cannot keep reservations: nothing has changed");
+            let replaced = self.replace_reservations(&mut state, device, (&before, next));
+            replaced.map_err(|error| {
+                tracing::error!(%nqn, %nsid, %error, "a change of reservations fails");
                 Status::INTERNAL
-            })?;
-            let next = KeptReservations { state: Arc::new(next.clone()), ..kept };
-            self.show_change(&mut state, request, |entry| {
-                entry.reservations.insert(nsid.0, next);
-                Ok(())
             })?;
         }
         drop(state);
-        self.tell(nqn, *nsid, &outcome);
+        if !outcome.notices.is_empty() {
+            unit.iter().for_each(|unit| unit.notify(&outcome.notices));
+            self.tell(nqn, *nsid, &outcome.notices);
+        }
         let aborts = !outcome.aborted.is_empty();
-        Ok(aborts.then(|| (device, WaitsOn::Hosts(outcome.aborted.into()))))
+        Ok(aborts.then(|| (device, WaitsOn::Preempted(outcome.aborted.into()))))
     }
 
-    fn tell(&self, nqn: &Nqn, nsid: NamespaceId, outcome: &Outcome) {
-        if outcome.notices.is_empty() {
+    /// Changes reservations for an I_T nexus, likewise. Gives whose commands have to end before the answer.
+    fn reserve_unit(&self, request: &UnitRequest) -> Result<Vec<Registrant>, Refusal> {
+        let UnitRequest { device, nexus, change, .. } = request;
+        let mut state = self.lock();
+        let exported = state.iscsi.units.get(device).ok_or(Sense::NO_SUCH_LUN)?;
+        let unit = Arc::clone(&exported.unit);
+        let namespace = state.namespace_on(*device);
+        let before = unit.state();
+        let outcome = before.apply(nexus, change)?;
+        if let Some(next) = &outcome.next {
+            if matches!(namespace, Some((_, _, false))) {
+                tracing::warn!(
+                    ?device,
+                    "its subsystem shares controllers with another target, whose hosts no reservation would bind: \
+                     initiators cannot register or reserve"
+                );
+                return Err(Refusal::Conflict);
+            }
+            let (before, next) = (&before.reservations, &next.reservations);
+            let replaced = self.replace_reservations(&mut state, *device, (before, next));
+            replaced.map_err(|error| {
+                tracing::error!(?device, %error, "a change of reservations fails");
+                Refusal::from(Sense::INTERNAL_FAILURE)
+            })?;
+        }
+        drop(state);
+        unit.tell_changed(nexus, &outcome.told);
+        if let Some((nqn, nsid, _)) = namespace.filter(|_| !outcome.notices.is_empty()) {
+            self.tell(&nqn, nsid, &outcome.notices);
+        }
+        Ok(outcome.aborted)
+    }
+
+    /// An I_T nexus has given up what it held by Reserve: hosts are let in again.
+    fn show_released(&self, device: DeviceId) {
+        let mut state = self.lock();
+        let Some(exported) = state.iscsi.units.get(&device) else { return };
+        let unit = exported.unit.state();
+        let Some((nqn, nsid, true)) = state.namespace_on(device) else { return };
+        if *state.kept(&nqn, nsid).state == unit.reservations {
             return;
         }
-        let notices: Arc<[_]> = outcome.notices.as_slice().into();
+        if let Err(error) = self.show_reservations(&mut state, device, &unit.reservations) {
+            tracing::error!(?device, %error, "the end of a Reserve cannot be shown to hosts");
+        }
+    }
+
+    fn tell(&self, nqn: &Nqn, nsid: NamespaceId, notices: &[Notice]) {
+        let notices: Arc<[_]> = notices.into();
         for core in 0..self.shared.cores() {
             let (nqn, notices) = (nqn.clone(), Arc::clone(&notices));
             self.shared.send(core, Message::ReservationNotices { nqn, nsid, notices });
@@ -237,16 +336,17 @@ impl Control {
 
     /// Whether nothing that the answer waits for is at the device any more, or the wait has been too long; then the
     /// command is answered.
-    fn has_ended(&self, waiting: &Waiting) -> bool {
-        let Waiting { device, ref on, give_up, from } = *waiting;
+    fn has_ended(&self, waiting: &mut Waiting) -> bool {
+        let Waiting { device, ref on, give_up, from, again } = *waiting;
         let counts = self.ask_all(WAIT_TIMEOUT, |reply| match on {
-            WaitsOn::Hosts(hosts) => {
-                Message::AbortPreempted { device, hosts: Arc::clone(hosts), reply }
+            WaitsOn::Preempted(preempted) => {
+                Message::AbortPreempted { device, preempted: Arc::clone(preempted), again, reply }
             }
             WaitsOn::Writes => Message::CountWrites { device, reply },
         });
+        waiting.again = true;
         let result = match counts {
-            Ok(counts) if counts.iter().all(|count| *count == 0) => Ok(0),
+            Ok(counts) if counts.iter().all(|count| *count == 0) => Ok(()),
             Ok(_) if Instant::now() < give_up => return false,
             // The change is made; what is left at the device may still change data.
             Ok(counts) => {
@@ -259,8 +359,14 @@ impl Control {
                 Err(Status::INTERNAL)
             }
         };
-        self.answer_reservation(from, result);
+        self.answer(from, result);
         true
+    }
+}
+
+impl Waiting {
+    fn new(device: DeviceId, on: WaitsOn, from: CommandPlace) -> Self {
+        Self { device, on, give_up: Instant::now() + WAIT_TIMEOUT, from, again: false }
     }
 }
 

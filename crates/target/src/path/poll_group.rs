@@ -529,8 +529,10 @@ impl Service for PollGroup {
             Message::CountInFlight { port_id, devices, reply } => {
                 let _ = reply.send((self.core.index, self.in_flight(port_id, &devices)));
             }
-            Message::AbortPreempted { device, hosts, reply } => {
-                let _ = reply.send((self.core.index, self.abort_preempted(cx, device, &hosts)));
+            Message::AbortPreempted { device, preempted, again, reply } => {
+                let of_hosts = self.abort_preempted(cx, device, &preempted);
+                let of_nexuses = self.abort_preempted_iscsi(cx, device, &preempted, again);
+                let _ = reply.send((self.core.index, of_hosts + of_nexuses));
             }
             Message::CountWrites { device, reply } => {
                 let _ = reply.send((self.core.index, self.changing(device, &(0..u64::MAX))));

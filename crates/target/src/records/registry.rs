@@ -1,7 +1,7 @@
 //! What all cores share off the I/O path: controller numbers, pre-Connect caps, placement.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use raceline_proto::nvme::{ControllerId, HostNqn, Nqn};
 use raceline_reactor::Sender;
 
 use crate::changes::config::TargetConfig;
-use crate::changes::management::{ManagementRequest, ReservationRequest};
+use crate::changes::management::{DeviceRequest, ManagementRequest};
 use crate::changes::message::Message;
 use crate::records::attempts::Attempts;
 use crate::records::controllers::{Controllers, Found, NewController, NoController};
@@ -43,7 +43,9 @@ pub(crate) struct Shared {
     /// The way to the thread that changes namespaces for hosts, once there is a pool.
     manager: Mutex<Option<mpsc::Sender<ManagementRequest>>>,
     /// The way to the thread that changes reservations, once there is a namespace.
-    reserver: Mutex<Option<mpsc::Sender<ReservationRequest>>>,
+    reserver: Mutex<Option<mpsc::Sender<DeviceRequest>>>,
+    /// How far that thread is.
+    pub(crate) reserver_progress: ReserverProgress,
     /// The sessions of iSCSI.
     sessions: Mutex<Sessions>,
 }
@@ -53,6 +55,18 @@ struct Registry {
     controllers: Controllers,
     early: Early,
     attempts: Attempts,
+}
+
+/// How far the thread that changes reservations is, for drivers of manual cores.
+#[derive(Debug, Default)]
+pub(crate) struct ReserverProgress {
+    /// Requests that it was given, and those with which it is done for now.
+    pub(crate) asked: AtomicU64,
+    pub(crate) done: AtomicU64,
+    /// How often all cores were asked something.
+    pub(crate) rounds: AtomicU64,
+    /// Commands that wait for others to end.
+    pub(crate) waiting: AtomicUsize,
 }
 
 impl Shared {
@@ -86,6 +100,7 @@ impl Shared {
             computes_here,
             manager,
             reserver,
+            reserver_progress: ReserverProgress::default(),
             sessions: Mutex::default(),
         }
     }
@@ -294,13 +309,23 @@ impl Shared {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a host's request to the thread that changes reservations; false: there is no such thread.
-    pub(crate) fn reserve(&self, request: ReservationRequest) -> bool {
-        self.reserver().as_ref().is_some_and(|reserver| reserver.send(request).is_ok())
+    /// Hands a request to the thread that changes reservations; false: there is no such thread.
+    pub(crate) fn reserve(&self, request: DeviceRequest) -> bool {
+        self.reserver_progress.asked.fetch_add(1, Ordering::SeqCst);
+        let sent = self.reserver().as_ref().is_some_and(|reserver| reserver.send(request).is_ok());
+        if !sent {
+            self.reserver_progress.done.fetch_add(1, Ordering::SeqCst);
+        }
+        sent
+    }
+
+    /// Whether cores are driven by a caller, for simulation: then nothing may depend on the time of threads.
+    pub(crate) fn is_manual(&self) -> bool {
+        self.computes_here
     }
 
     /// The way to the thread that changes reservations; without it, the thread ends.
-    pub(crate) fn reserver(&self) -> MutexGuard<'_, Option<mpsc::Sender<ReservationRequest>>> {
+    pub(crate) fn reserver(&self) -> MutexGuard<'_, Option<mpsc::Sender<DeviceRequest>>> {
         self.reserver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,14 +3,19 @@
 //!
 //! A session keeps what commands need to know, with the number of the change that it has seen last ([`Unit::epoch`]). So
 //! a command costs the comparison of two numbers, and takes the lock only if something has changed.
+//!
+//! The reservations are those of the device, which a namespace may share. One thread changes them, for both
+//! protocols ([`crate::changes::reserve`]), and [`Unit::install`] shows the change here. Sessions only ever give up what an
+//! I_T nexus holds by Reserve.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use raceline_bdev::BdevInfo;
+use raceline_proto::nvme::HostId;
+use raceline_proto::reservation::{AccessGroup, Notice, Reservations};
 use raceline_scsi::{
-    Admission, Attentions, Change, Foreign, Identity, Limits, Lun, LunState, Nexus, Refusal,
-    UnitAttention, Whom,
+    Admission, Attentions, Change, Identity, Limits, Lun, LunState, Nexus, UnitAttention, Whom,
 };
 
 /// Most blocks of COMPARE AND WRITE, which needs two buffers beside each other.
@@ -34,6 +39,8 @@ struct Shared {
 #[derive(Debug)]
 struct Attached {
     nexus: Nexus,
+    /// By which notices name it.
+    id: HostId,
     attentions: Attentions,
 }
 
@@ -47,8 +54,13 @@ pub(crate) struct Seen {
 }
 
 impl Unit {
-    /// Over a device like this, for transfers of at most `max_transfer_bytes`.
-    pub(crate) fn new(info: &BdevInfo, serial: &str, max_transfer_bytes: u32) -> Self {
+    /// Over a device like this, with these reservations, for transfers of at most `max_transfer_bytes`.
+    pub(crate) fn new(
+        info: &BdevInfo,
+        serial: &str,
+        max_transfer_bytes: u32,
+        reservations: Reservations,
+    ) -> Self {
         let identity = match serial {
             "" => Identity::of_uuid(info.uuid),
             serial => Identity { serial: serial.into(), ..Identity::of_uuid(info.uuid) },
@@ -58,7 +70,8 @@ impl Unit {
             ..Limits::new(max_transfer_bytes)
         };
         let lun = Arc::new(describe(info, identity, limits));
-        let shared = Shared { lun, state: Arc::default(), attached: Vec::new() };
+        let state = Arc::new(LunState { reservations, ..LunState::default() });
+        let shared = Shared { lun, state, attached: Vec::new() };
         Self { epoch: AtomicU64::new(1), shared: Mutex::new(shared) }
     }
 
@@ -98,17 +111,19 @@ impl Unit {
         let mut shared = self.lock();
         let epoch = self.epoch();
         if !shared.attached.iter().any(|attached| attached.nexus == *nexus) {
-            shared.attached.push(Attached { nexus: nexus.clone(), attentions: Attentions::NONE });
+            let (nexus, id) = (nexus.clone(), nexus.host_id());
+            shared.attached.push(Attached { nexus, id, attentions: Attentions::NONE });
         }
         let admission = shared.state.admission(nexus);
         Seen { epoch, lun: Arc::clone(&shared.lun), state: Arc::clone(&shared.state), admission }
     }
 
-    /// A session has ended, and the I_T nexus is lost.
-    pub(crate) fn detach(&self, nexus: &Nexus) {
-        // It gives up what it holds by Reserve, which cannot fail.
-        let _ = self.change(nexus, &Change::NexusLost);
+    /// A session has ended, and the I_T nexus is lost. Gives whether it held the logical unit by Reserve, and has given
+    /// it up.
+    pub(crate) fn detach(&self, nexus: &Nexus) -> bool {
+        let gave_up = self.change(nexus, &Change::NexusLost);
         self.lock().attached.retain(|attached| attached.nexus != *nexus);
+        gave_up
     }
 
     /// Learns what has changed, and what the nexus has to be told.
@@ -130,18 +145,35 @@ impl Unit {
         }
     }
 
-    /// What the registry of NVMe/TCP hosts says of the same device.
-    pub(crate) fn set_foreign(&self, foreign: Foreign) {
-        let mut shared = self.lock();
-        if shared.state.reservations.foreign != foreign {
-            Arc::make_mut(&mut shared.state).reservations.foreign = foreign;
-            self.count_change();
-        }
+    /// Whether an I_T nexus may run commands of a group now.
+    #[cold]
+    pub(crate) fn admits(&self, nexus: &Nexus, group: AccessGroup) -> bool {
+        self.lock().state.admission(nexus).admits(Some(group))
     }
 
-    /// What NVMe/TCP hosts have to know of the registry here.
-    pub(crate) fn as_foreign(&self) -> Foreign {
-        self.lock().state.reservations.as_foreign()
+    /// Its state.
+    pub(crate) fn state(&self) -> Arc<LunState> {
+        Arc::clone(&self.lock().state)
+    }
+
+    /// Shows what was made of the reservations `before`. What a session has given up meanwhile stays given up.
+    pub(crate) fn install(&self, before: &Reservations, next: &Reservations) {
+        let mut shared = self.lock();
+        let own = &mut Arc::make_mut(&mut shared.state).reservations;
+        let is_given_up = own.reserved_by != before.reserved_by;
+        let reserved_by = if is_given_up { &own.reserved_by } else { &next.reserved_by };
+        *own = Reservations { reserved_by: reserved_by.clone(), ..next.clone() };
+        self.count_change();
+    }
+
+    /// Tells I_T nexuses what a host has done to the reservations.
+    pub(crate) fn notify(&self, notices: &[Notice]) {
+        let mut shared = self.lock();
+        for attached in &mut shared.attached {
+            let own = notices.iter().filter(|notice| notice.to == attached.id);
+            own.for_each(|notice| attached.attentions.add(notice.kind.into()));
+        }
+        self.count_change();
     }
 
     /// Tells some nexuses something.
@@ -152,28 +184,43 @@ impl Unit {
         self.count_change();
     }
 
-    /// Makes a change that a nexus asks for. Gives the nexuses whose commands have to end before it is told.
-    pub(crate) fn change(&self, nexus: &Nexus, change: &Change) -> Result<Vec<Nexus>, Refusal> {
+    /// Makes a change that concerns the logical unit alone, and that cannot be refused: all but those of reservations.
+    /// Gives whether it has ended what an I_T nexus held by Reserve.
+    pub(crate) fn change(&self, nexus: &Nexus, change: &Change) -> bool {
         let mut shared = self.lock();
-        let outcome = shared.state.apply(nexus, change)?;
+        let Ok(outcome) = shared.state.apply(nexus, change) else { return false };
         if outcome.next.is_none() && outcome.told.is_empty() {
-            return Ok(outcome.aborted);
+            return false;
         }
+        let had = shared.state.reservations.reserved_by.is_some();
         if let Some(next) = outcome.next {
             shared.state = Arc::new(next);
         }
-        for (whom, attention) in outcome.told {
-            let is_meant = |attached: &Attached| match &whom {
-                Whom::All => true,
-                Whom::Others => attached.nexus != *nexus,
-                Whom::Nexus(one) => attached.nexus == *one,
-            };
-            for attached in shared.attached.iter_mut().filter(|attached| is_meant(attached)) {
-                attached.attentions.add(attention);
-            }
-        }
+        let has = shared.state.reservations.reserved_by.is_some();
+        add_attentions(&mut shared.attached, nexus, &outcome.told);
         self.count_change();
-        Ok(outcome.aborted)
+        had && !has
+    }
+
+    /// Tells I_T nexuses what `nexus` has changed.
+    pub(crate) fn tell_changed(&self, nexus: &Nexus, told: &[(Whom, UnitAttention)]) {
+        if !told.is_empty() {
+            add_attentions(&mut self.lock().attached, nexus, told);
+            self.count_change();
+        }
+    }
+}
+
+fn add_attentions(attached: &mut [Attached], from: &Nexus, told: &[(Whom, UnitAttention)]) {
+    for (whom, attention) in told {
+        let is_meant = |attached: &Attached| match whom {
+            Whom::All => true,
+            Whom::Others => attached.nexus != *from,
+            Whom::Nexus(one) => attached.nexus == *one,
+        };
+        for attached in attached.iter_mut().filter(|attached| is_meant(attached)) {
+            attached.attentions.add(*attention);
+        }
     }
 }
 

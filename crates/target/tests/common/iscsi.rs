@@ -115,7 +115,12 @@ impl Initiator {
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        match self.stream.write_all(bytes) {
+            // What comes next says that it is closed.
+            Err(error)
+                if [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error.kind()) => {}
+            sent => sent.unwrap(),
+        }
     }
 
     /// The next thing that is not a step of something else.
@@ -327,6 +332,16 @@ impl Initiator {
             Heard::Targets(targets) => targets,
             other => panic!("{other:?} instead of targets"),
         }
+    }
+
+    /// Waits until the target has asked for data, and answers nothing.
+    pub fn await_r2t(&mut self) {
+        let mut bytes = [0; 48];
+        let mut seen = 0;
+        while seen < bytes.len() {
+            seen = self.stream.peek(&mut bytes).unwrap();
+        }
+        assert_eq!(bytes[0] & 0x3f, 0x31, "an R2T");
     }
 
     pub fn ping(&mut self) {

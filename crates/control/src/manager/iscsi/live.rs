@@ -5,7 +5,7 @@ use std::sync::Arc;
 use raceline_target::{LunConfig, Target, TargetNodeConfig};
 
 use super::{Node, PortalGroup};
-use crate::manager::{ManagerError, Model};
+use crate::manager::{ManagerConfig, ManagerError, Model, reservations};
 
 /// A target node without LUNs, as the cores have it.
 pub(super) fn node_config(name: &str, node: &Node) -> TargetNodeConfig {
@@ -21,18 +21,33 @@ pub(super) fn node_config(name: &str, node: &Node) -> TargetNodeConfig {
 }
 
 /// The LUNs of a node that are there.
-pub(super) fn lun_configs(model: &Model, node: &Node) -> Result<Vec<LunConfig>, ManagerError> {
+pub(super) fn lun_configs(
+    manager: &ManagerConfig,
+    model: &Model,
+    node: &Node,
+) -> Result<Vec<LunConfig>, ManagerError> {
     let there = node.luns.iter().filter(|(_, lun)| lun.missing.is_none());
-    there
-        .map(|(number, lun)| {
-            let device = Arc::clone(&model.bdev(&lun.bdev_name)?.device);
-            Ok(LunConfig { lun: Some(*number), ..LunConfig::new(device) })
-        })
-        .collect()
+    there.map(|(number, lun)| lun_config(manager, model, (*number, &lun.bdev_name))).collect()
+}
+
+/// A LUN over a device.
+pub(super) fn lun_config(
+    manager: &ManagerConfig,
+    model: &Model,
+    (number, device): (u16, &str),
+) -> Result<LunConfig, ManagerError> {
+    let bdev = model.bdev(device)?;
+    let reservations = reservations::place_of_unit(manager, bdev.uuid)?;
+    let device = Arc::clone(&bdev.device);
+    Ok(LunConfig { lun: Some(number), reservations, ..LunConfig::new(device) })
 }
 
 /// Gives new cores everything that iSCSI exports; portals open last.
-pub(crate) fn populate(cores: &Target, model: &Model) -> Result<(), ManagerError> {
+pub(crate) fn populate(
+    manager: &ManagerConfig,
+    cores: &Target,
+    model: &Model,
+) -> Result<(), ManagerError> {
     let (iscsi, live) = (&model.iscsi, cores.iscsi());
     live.set_settings(iscsi.options.settings())?;
     for (tag, secrets) in &iscsi.auth_groups {
@@ -45,7 +60,7 @@ pub(crate) fn populate(cores: &Target, model: &Model) -> Result<(), ManagerError
         live.add_portal_group(waiting(group))?;
     }
     for (name, node) in &iscsi.nodes {
-        let luns = lun_configs(model, node)?;
+        let luns = lun_configs(manager, model, node)?;
         live.add_target_node(TargetNodeConfig { luns, ..node_config(name, node) })?;
         for (tag, address) in &node.redirects {
             live.set_redirect(name, *tag, Some(*address))?;

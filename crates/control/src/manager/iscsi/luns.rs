@@ -1,10 +1,8 @@
 //! LUNs: added, removed, and those whose device is missing.
 
-use std::sync::Arc;
+use raceline_target::MAX_LUN;
 
-use raceline_target::{LunConfig, MAX_LUN};
-
-use super::{Node, NodeLun};
+use super::{Node, NodeLun, live};
 use crate::manager::{Change, ManagerError};
 
 impl Change<'_> {
@@ -27,7 +25,7 @@ impl Change<'_> {
             Some(number) => number,
             None => free_number(&node)?,
         };
-        let lun = self.take_lun_device(device, (&name, number))?;
+        let mut lun = self.take_lun_device(device, (&name, number))?;
         if node.luns.values().any(|other| other.bdev_name == lun.bdev_name) {
             self.leave_bdev(&lun.bdev_name, &(name.clone(), number));
             return Err(ManagerError::exists("LUN over device", &lun.bdev_name));
@@ -35,8 +33,13 @@ impl Change<'_> {
         if lun.missing.is_none()
             && let Err(error) = self.show_lun(&name, number, &lun.bdev_name)
         {
-            self.leave_bdev(&lun.bdev_name, &(name, number));
-            return Err(error);
+            self.leave_bdev(&lun.bdev_name, &(name.clone(), number));
+            let ManagerError::Reservations(error) = error else { return Err(error) };
+            if !self.may_wait() {
+                return Err(error.into());
+            }
+            tracing::error!("LUN {number} of {name} is missing: {error}");
+            lun.missing = Some(error.to_string());
         }
         self.with_node(&name, |node| drop(node.luns.insert(number, lun)));
         self.put_node(&name)?;
@@ -69,8 +72,8 @@ impl Change<'_> {
     }
 
     fn show_lun(&mut self, name: &str, number: u16, device: &str) -> Result<(), ManagerError> {
-        let device = Arc::clone(&self.model().bdev(device)?.device);
-        let config = LunConfig { lun: Some(number), ..LunConfig::new(device) };
+        let manager = self.manager().config();
+        let config = live::lun_config(manager, &self.model(), (number, device))?;
         self.on_iscsi_cores(|cores| cores.add_lun(name, config).map(drop))
     }
 

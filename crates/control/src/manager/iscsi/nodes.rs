@@ -48,7 +48,8 @@ impl Change<'_> {
             };
             node.luns.insert(number, lun);
         }
-        let luns = live::lun_configs(&self.model(), &node);
+        self.set_damaged_aside(&name, &mut node);
+        let luns = live::lun_configs(self.manager().config(), &self.model(), &node);
         let made = luns.and_then(|luns| {
             let config = TargetNodeConfig { luns, ..live::node_config(&name, &node) };
             self.on_iscsi_cores(|cores| cores.add_target_node(config))
@@ -59,6 +60,22 @@ impl Change<'_> {
         }
         self.model_mut().iscsi.nodes.insert(name.clone(), node);
         self.put_node(&name)
+    }
+
+    /// During the start, the other LUNs of a node are not to wait for those whose reservations are lost.
+    fn set_damaged_aside(&mut self, name: &str, node: &mut Node) {
+        if !self.may_wait() {
+            return;
+        }
+        for (number, lun) in node.luns.iter_mut().filter(|(_, lun)| lun.missing.is_none()) {
+            let about = (*number, lun.bdev_name.as_str());
+            let found = live::lun_config(self.manager().config(), &self.model(), about);
+            if let Err(ManagerError::Reservations(error)) = found {
+                tracing::error!("LUN {number} of {name} is missing: {error}");
+                self.leave_bdev(&lun.bdev_name, &(name.to_owned(), *number));
+                lun.missing = Some(error.to_string());
+            }
+        }
     }
 
     fn check_new_node(&self, new: &NewNode) -> Result<(String, Node), ManagerError> {

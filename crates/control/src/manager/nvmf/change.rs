@@ -156,7 +156,7 @@ impl Change<'_> {
             let model = self.model();
             let all = live::populate(self.manager(), &cores, target, &model);
             match target == DEFAULT_TARGET {
-                true => all.and_then(|()| iscsi::populate(&cores, &model)),
+                true => all.and_then(|()| iscsi::populate(self.manager().config(), &cores, &model)),
                 false => all,
             }
         };

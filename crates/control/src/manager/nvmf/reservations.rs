@@ -1,7 +1,6 @@
 //! Where the reservations of namespaces persist, in the file that their call names or in the state directory, and
 //! where their write protection does, in the state directory.
 
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,11 +8,8 @@ use raceline_proto::nvme::Nqn;
 use raceline_target::{ProtectionPlace, ReservationPlace};
 
 use super::Namespace;
-use crate::manager::{Manager, ManagerError};
-use crate::ptpl::{ProtectionFile, ReservationFile};
-
-/// Only the owner may enter the directory.
-const DIRECTORY_MODE: u32 = 0o700;
+use crate::manager::{Manager, ManagerError, reservations};
+use crate::ptpl::ProtectionFile;
 
 /// The places for the reservations and for the write protection of a namespace.
 pub(super) type Places = (Option<ReservationPlace>, Option<ProtectionPlace>);
@@ -54,13 +50,7 @@ fn reservation_place(
         (None, Some(directory)) => in_directory(directory.clone(), nqn, namespace, "json")?,
         (None, None) => return Ok(None),
     };
-    let file = ReservationFile::open(&path, namespace.uuid)?;
-    let saved = file.load()?;
-    if !saved.registrants.is_empty() {
-        let (registrants, held) = (saved.registrants.len(), saved.held.map(|held| held.kind));
-        tracing::info!(%nqn, file = %path.display(), registrants, ?held, "reservations are back");
-    }
-    Ok(Some(ReservationPlace { store: Arc::new(file), saved }))
+    Ok(Some(reservations::place(&path, namespace.uuid, nqn.as_str())?))
 }
 
 /// The file of a namespace in the state directory. It has the namespace's identity in its name, and not its number,
@@ -71,13 +61,7 @@ fn in_directory(
     namespace: &Namespace,
     extension: &str,
 ) -> Result<PathBuf, ManagerError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&directory);
-    made.map_err(|error| {
-        let directory = directory.display();
-        ManagerError::Invalid(format!(
-            "cannot make {directory}, where the state of namespaces is kept: {error}"
-        ))
-    })?;
+    let directory = reservations::made(directory)?;
     let subsystem = raceline_crc32c::crc32c(nqn.as_str().as_bytes());
     Ok(directory.join(format!("{}-{subsystem:08x}.{extension}", namespace.uuid)))
 }

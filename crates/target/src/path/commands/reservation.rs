@@ -12,7 +12,7 @@ use raceline_proto::reservation::{
 use raceline_reactor::{Context, Payload};
 
 use super::Commands;
-use crate::changes::management::{NamespaceWish, ReservationRequest};
+use crate::changes::management::{DeviceRequest, NamespaceWish, ReservationRequest};
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
 use crate::path::slots::{CommandSlot, Phase, Slot};
@@ -101,7 +101,7 @@ impl Commands {
         let from = CommandPlace { conn: core.place(self.key()), slot };
         self.slots.get(slot).phase = Phase::Device;
         let request = ReservationRequest { nqn: nqn.clone(), nsid, host, wish, from };
-        if !core.shared.reserve(request) {
+        if !core.shared.reserve(DeviceRequest::Namespace(request)) {
             self.refuse(core, command, Status::INTERNAL);
         }
     }

@@ -2,6 +2,7 @@
 
 use raceline_bdev::BdevError;
 use raceline_iscsi::target::Residual as ProtocolResidual;
+use raceline_proto::reservation::AccessGroup;
 use raceline_reactor::Payload;
 use raceline_scsi::{Check, DeviceError, Parameters, Request, Residual};
 
@@ -46,7 +47,7 @@ pub(crate) enum Kind {
         request: Request,
     },
     Collect(Parameters),
-    /// A change that is made, and whose answer waits for commands of others to end.
+    /// A change of the logical unit, without blocks.
     Changed,
 }
 
@@ -58,6 +59,25 @@ impl Work {
             Kind::WriteAndVerify(_) => !self.is_second,
             Kind::OrWrite | Kind::CompareAndWrite => self.is_second,
             _ => false,
+        }
+    }
+
+    /// What reservations have to allow for it when it goes to its device.
+    pub(crate) fn group(&self) -> AccessGroup {
+        match self.kind {
+            Kind::Read | Kind::Verify(_) => AccessGroup::Read,
+            Kind::Write
+            | Kind::WriteAndVerify(_)
+            | Kind::OrWrite
+            | Kind::CompareAndWrite
+            | Kind::WriteSame { .. }
+            | Kind::Collect(Parameters::Unmap) => AccessGroup::Write,
+            // They touch no data, or check reservations themselves.
+            Kind::None
+            | Kind::Flush
+            | Kind::LbaStatus { .. }
+            | Kind::Collect(_)
+            | Kind::Changed => AccessGroup::Exempt,
         }
     }
 

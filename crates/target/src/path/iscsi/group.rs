@@ -174,6 +174,11 @@ impl IscsiGroup {
         self.connections().map(|connection| connection.changing(device, bytes)).sum()
     }
 
+    /// Counts the sessions of which commands in the scope were told to end and have not.
+    pub(crate) fn count_aborted(&self, core: &Core, scope: &Scope) -> usize {
+        self.connections().filter(|connection| connection.has_aborted(scope, core.index)).count()
+    }
+
     /// The commands in the scope have been told to end: answers when the last of them has.
     pub(crate) fn await_end(&mut self, core: &mut Core, scope: Scope, from: Place, number: u32) {
         self.endings.push(Ending { scope, from, number });

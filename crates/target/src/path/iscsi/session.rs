@@ -9,6 +9,7 @@ use raceline_scsi::{
 };
 
 use crate::changes::iscsi_view::{Lun, Node};
+use crate::changes::snapshot::DeviceId;
 use crate::records::sessions::Nexus;
 use crate::records::unit::Seen;
 
@@ -58,6 +59,7 @@ impl Session {
         let scsi = ScsiNexus {
             initiator: nexus.initiator.clone(),
             isid: nexus.isid,
+            target: node.name.clone(),
             port: node.port(nexus.portal_group),
         };
         let luns = node.luns.iter();
@@ -83,8 +85,9 @@ impl Session {
         self.luns.get(usize::from(number))?.as_ref()
     }
 
-    /// The target node has changed.
-    pub(crate) fn show(&mut self, node: &Arc<Node>) {
+    /// The target node has changed. Gives the devices that the I_T nexus held by Reserve and has given up.
+    pub(crate) fn show(&mut self, node: &Arc<Node>) -> Vec<DeviceId> {
+        let mut released = Vec::new();
         let count = node.luns.len().max(self.luns.len());
         self.luns.resize_with(count, || None);
         let mut is_new = false;
@@ -95,8 +98,10 @@ impl Session {
                 (Some(old), Some(lun)) if old.lun.is_same(lun) => continue,
                 _ => is_new = true,
             }
-            if let Some(old) = view.take() {
-                old.lun.unit.detach(&self.scsi);
+            if let Some(old) = view.take()
+                && old.lun.unit.detach(&self.scsi)
+            {
+                released.push(old.lun.device);
             }
             *view = shown.map(|lun| LunView::new(lun, &self.scsi, None));
         }
@@ -112,6 +117,7 @@ impl Session {
             let all = self.luns.iter_mut().flatten();
             all.for_each(|view| view.attentions.add(UnitAttention::LunsChanged));
         }
+        released
     }
 
     /// When a command that comes now has begun, if the target node has a histogram.
@@ -134,11 +140,11 @@ impl Session {
         self.luns.iter_mut().flatten().for_each(|view| view.attentions.luns_are_known());
     }
 
-    /// The session has ended.
-    pub(crate) fn detach(&mut self) {
-        for view in self.luns.drain(..).flatten() {
-            view.lun.unit.detach(&self.scsi);
-        }
+    /// The session has ended. Gives the devices that the I_T nexus held by Reserve and has given up.
+    pub(crate) fn detach(&mut self) -> Vec<DeviceId> {
+        let views = self.luns.drain(..).flatten();
+        let released = views.filter(|view| view.lun.unit.detach(&self.scsi));
+        released.map(|view| view.lun.device).collect()
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) enum Phase {
     Fence,
     /// Its device.
     Device,
-    /// Commands of others to end.
-    Others,
+    /// The thread that changes reservations.
+    Reserver,
 }
 
 /// One command.

@@ -6,10 +6,11 @@
 use std::ops::Range;
 
 use raceline_bdev::Done;
+use raceline_proto::reservation::Registrant;
 use raceline_reactor::{Completion, Context, Outcome, Socket};
 
 use super::PollGroup;
-use crate::changes::iscsi_message::IscsiMessage;
+use crate::changes::iscsi_message::{IscsiMessage, Scope};
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
 use crate::path::iscsi::connection::Connection;
@@ -189,6 +190,28 @@ impl PollGroup {
         }
     }
 
+    /// Ends the commands of those of the preempted that are I_T nexuses, unless that was done before; counts those that
+    /// are still with the device.
+    pub(super) fn abort_preempted_iscsi(
+        &mut self,
+        cx: &mut Context<'_>,
+        device: DeviceId,
+        preempted: &[Registrant],
+        again: bool,
+    ) -> usize {
+        let nexuses = preempted.iter().filter_map(Registrant::as_nexus).cloned();
+        let nexuses: Vec<_> = nexuses.collect();
+        if nexuses.is_empty() {
+            return 0;
+        }
+        let scope = Scope::Nexuses(device, nexuses.into());
+        if !again {
+            // What comes later is judged by the new reservation: it is not to be aborted.
+            self.each_iscsi(cx, |connection, _, core| connection.abort_scope(core, &scope));
+        }
+        self.iscsi.count_aborted(&self.core, &scope)
+    }
+
     pub(super) fn handle_iscsi(&mut self, cx: &mut Context<'_>, message: IscsiMessage) {
         match message {
             IscsiMessage::GiveUp { key, to } => {
@@ -219,6 +242,11 @@ impl PollGroup {
             IscsiMessage::Aborted { to, number } => {
                 self.with_iscsi(cx, to, |connection, cx, core| {
                     connection.aborted(cx, core, number);
+                });
+            }
+            IscsiMessage::Reserved { to, result } => {
+                self.with_iscsi(cx, to.conn.key, |connection, _, core| {
+                    connection.reserved(core, to.slot, &result);
                 });
             }
             IscsiMessage::CloseNode { node } => {

@@ -7,18 +7,19 @@ use raceline_iscsi::pdu::ScsiCommand;
 use raceline_iscsi::target::{Residual, Status, TaskId};
 use raceline_reactor::{Context, Payload};
 use raceline_scsi::{
-    Blocks, DataDirection, Nexus, Plan, PortGroupState, Refusal, Reply, Request, SameData, Sense,
+    Blocks, Change, DataDirection, Plan, PortGroupState, Refusal, Reply, Request, SameData, Sense,
     Transfer, View, lun_from_wire, plan, plan_without_lun, refuse,
 };
 
-use super::Connection;
+use super::{Connection, LifeState};
+use crate::changes::management::{DeviceRequest, UnitRequest};
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
 use crate::path::iscsi::execute::{Kind, Work, device_error, first, residual};
 use crate::path::iscsi::outbox::Digests;
 use crate::path::iscsi::session::Session;
 use crate::path::iscsi::slots::Phase;
-use crate::records::names::SlotKey;
+use crate::records::names::{CommandPlace, SlotKey};
 
 /// A LUN number that no LUN has, for fields that name none.
 const NO_LUN: u16 = u16::MAX;
@@ -438,35 +439,57 @@ impl Connection {
         }
     }
 
-    /// Changes the state of the logical unit, as a command asks for.
-    pub(super) fn change(&mut self, core: &mut Core, key: SlotKey, change: &raceline_scsi::Change) {
+    /// Changes the state of the logical unit, as a command asks for. Reservations are those of the device: the thread
+    /// that changes them answers by [`Self::reserved`].
+    pub(super) fn change(&mut self, core: &mut Core, key: SlotKey, change: &Change) {
+        let here = core.place(self.key);
         let Some(slot) = self.slots.get(key) else { return };
-        let number = slot.lun;
-        let device = slot.device;
+        let (number, device) = (slot.lun, slot.device);
         let Some(session) = &self.session else { return };
-        let changed = session
-            .lun_as_seen(number)
-            .filter(|view| Some(view.lun.device) == device)
-            .map(|view| view.lun.unit.change(&session.scsi, change));
-        match changed {
-            None => self.refuse(core, key, &Sense::NO_SUCH_LUN.into()),
-            Some(Err(why)) => self.refuse(core, key, &why),
-            Some(Ok(aborted)) => self.end_change(core, key, (device, aborted)),
+        let view = session.lun_as_seen(number);
+        let Some(view) = view.filter(|view| Some(view.lun.device) == device) else {
+            return self.refuse(core, key, &Sense::NO_SUCH_LUN.into());
+        };
+        if !matches!(change, Change::ReserveOut(..) | Change::Reserve | Change::Release) {
+            view.lun.unit.change(&session.scsi, change);
+            return self.finish(core, key);
+        }
+        slot.phase = Phase::Reserver;
+        let (device, nexus) = (view.lun.device, session.scsi.clone());
+        let from = CommandPlace { conn: here, slot: key };
+        let request = UnitRequest { device, nexus, change: *change, from };
+        if !core.shared.reserve(DeviceRequest::Unit(request)) {
+            self.refuse(core, key, &Sense::INTERNAL_FAILURE.into());
         }
     }
 
-    fn end_change(
-        &mut self,
-        core: &mut Core,
-        key: SlotKey,
-        (device, aborted): (Option<DeviceId>, Vec<Nexus>),
-    ) {
-        let Some(device) = device.filter(|_| !aborted.is_empty()) else {
-            return self.finish(core, key);
+    /// The result of a change of reservations.
+    #[cold]
+    pub(crate) fn reserved(&mut self, core: &mut Core, key: SlotKey, result: &Result<(), Refusal>) {
+        let Some(slot) = self.slots.get(key).filter(|slot| slot.phase == Phase::Reserver) else {
+            tracing::error!(peer = %self.ends.peer, ?key, "an answer to a command that has ended");
+            return;
         };
-        if let Some(slot) = self.slots.get(key) {
-            slot.phase = Phase::Others;
+        if slot.aborted || self.state >= LifeState::Ending {
+            return self.drop_command(core, key);
         }
-        self.end_preempted(core, device, aborted, key);
+        match result {
+            Ok(()) => self.finish(core, key),
+            Err(why) => self.refuse(core, key, why),
+        }
+    }
+
+    /// Whether a reservation that has come after the command keeps it from its device.
+    #[inline]
+    pub(super) fn is_forbidden(&mut self, key: SlotKey) -> bool {
+        let Some(slot) = self.slots.get(key) else { return false };
+        let (number, group) = (slot.lun, slot.work.group());
+        let session = self.session.as_ref();
+        session.and_then(|session| Some((session, session.lun_as_seen(number)?))).is_some_and(
+            |(session, view)| {
+                let unit = &view.lun.unit;
+                view.seen.is_stale(unit) && !unit.admits(&session.scsi, group)
+            },
+        )
     }
 }

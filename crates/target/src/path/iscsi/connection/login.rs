@@ -17,6 +17,7 @@ use super::{Connection, LifeState};
 use crate::changes::iscsi_config::{ChapDemand, ChapPolicy};
 use crate::changes::iscsi_message::IscsiMessage;
 use crate::changes::iscsi_view::{IscsiView, Node};
+use crate::changes::management::DeviceRequest;
 use crate::changes::message::Message;
 use crate::path::core::Core;
 use crate::path::iscsi::session::Session;
@@ -225,7 +226,9 @@ impl Connection {
             return self.close(cx, core, "its target node was removed, or is not for it any more");
         };
         if !Arc::ptr_eq(node, &session.node) {
-            session.show(node);
+            for device in session.show(node) {
+                core.shared.reserve(DeviceRequest::Released(device));
+            }
             self.drop_removed(core);
         }
     }

@@ -7,10 +7,11 @@ use raceline_iscsi::pdu::{
 };
 use raceline_iscsi::target::{Async, Referenced, TargetConnection, TaskId, TaskManagement};
 use raceline_reactor::Context;
-use raceline_scsi::{Change, Nexus, UnitAttention, lun_from_wire};
+use raceline_scsi::{Change, UnitAttention, lun_from_wire};
 
 use super::{Connection, LifeState};
 use crate::changes::iscsi_message::{IscsiMessage, Scope};
+use crate::changes::management::DeviceRequest;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
@@ -20,7 +21,7 @@ use crate::records::names::{Place, SlotKey};
 /// How long an initiator that is asked to log out may take.
 const LOGOUT_TIME: Duration = Duration::from_secs(30);
 
-/// A task management function, or a command, that waits for commands to end.
+/// A task management function, or a logout, that waits for commands to end.
 pub(super) struct Management {
     number: u32,
     /// Cores that have not answered.
@@ -38,8 +39,6 @@ enum Then {
     ResetUnit(TaskId, u16),
     /// All logical units of the target node are reset, and the function answered; `cold`: and all sessions end.
     ResetNode { task: TaskId, cold: bool },
-    /// A command (PREEMPT AND ABORT) is answered.
-    Finish(SlotKey),
     /// The logout is answered.
     LogOut,
 }
@@ -121,17 +120,6 @@ impl Connection {
         }
     }
 
-    /// Ends the commands of these I_T nexuses for a logical unit, and then answers a command: PREEMPT AND ABORT.
-    pub(super) fn end_preempted(
-        &mut self,
-        core: &mut Core,
-        device: DeviceId,
-        nexuses: Vec<Nexus>,
-        key: SlotKey,
-    ) {
-        self.end_scope(core, Scope::Nexuses(device, nexuses.into()), Then::Finish(key));
-    }
-
     /// Ends the commands of a scope. Those that are with a device end when they come back.
     pub(crate) fn abort_scope(&mut self, core: &mut Core, scope: &Scope) {
         for key in self.in_scope(scope, core.index, |slot| !slot.aborted) {
@@ -140,7 +128,7 @@ impl Connection {
                 Phase::Buffer | Phase::Data => {
                     self.drop_command(core, key);
                 }
-                Phase::Lock | Phase::Fence | Phase::Device | Phase::Others => slot.aborted = true,
+                Phase::Lock | Phase::Fence | Phase::Device | Phase::Reserver => slot.aborted = true,
                 Phase::Free => {}
             }
         }
@@ -155,8 +143,10 @@ impl Connection {
     ) -> Vec<SlotKey> {
         let Some(session) = &self.session else { return Vec::new() };
         let here = Place { core, key: self.key };
-        // A command that waits for others to end is not one of them.
-        let counts = |slot: &Slot| slot.phase != Phase::Others && is_meant(slot);
+        // A change of reservations may wait for the very commands that a preemption ends: it is not one of them.
+        let is_preempted = matches!(scope, Scope::Nexuses(..));
+        let counts =
+            |slot: &Slot| !(is_preempted && slot.phase == Phase::Reserver) && is_meant(slot);
         match scope {
             Scope::Task(place, key) if *place == here => {
                 let mut active = self.slots.active();
@@ -211,29 +201,29 @@ impl Connection {
                 task
             }
             Then::ResetUnit(task, number) => {
-                self.reset(|view| view == number, UnitAttention::LunReset);
+                self.reset(core, |view| view == number, UnitAttention::LunReset);
                 task
             }
             Then::ResetNode { task, cold } => {
-                self.reset(|_| true, UnitAttention::TargetReset);
+                self.reset(core, |_| true, UnitAttention::TargetReset);
                 if cold {
                     self.close_all(core);
                 }
                 task
             }
-            Then::Finish(key) => return self.finish(core, key),
             Then::LogOut => return self.answer_logout(cx, core),
         };
         let code = TmfResponseCode::Complete;
         self.out.push(core, |proto, out| proto.tmf_response(task, code, out));
     }
 
-    fn reset(&mut self, is_meant: impl Fn(u16) -> bool, attention: UnitAttention) {
+    fn reset(&self, core: &Core, is_meant: impl Fn(u16) -> bool, attention: UnitAttention) {
         let Some(session) = &self.session else { return };
         for number in session.node.numbers().filter(|number| is_meant(*number)) {
             let Some(view) = session.lun_as_seen(number) else { continue };
-            // A reset cannot be refused.
-            let _ = view.lun.unit.change(&session.scsi, &Change::Reset(attention));
+            if view.lun.unit.change(&session.scsi, &Change::Reset(attention)) {
+                core.shared.reserve(DeviceRequest::Released(view.lun.device));
+            }
             // The initiator that has asked for it is told as well: its other paths may not know.
             view.lun.unit.tell(|nexus| *nexus == session.scsi, attention);
         }

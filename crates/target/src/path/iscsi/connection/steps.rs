@@ -65,6 +65,10 @@ impl Connection {
         {
             return self.decide(core, key, parameters);
         }
+        if self.is_forbidden(key) {
+            return self.refuse(core, key, &Refusal::Conflict);
+        }
+        let Some(slot) = self.slots.get(key) else { return };
         if slot.work.changes_data() && core.hold(device, &slot.bytes, local) {
             slot.phase = Phase::Fence;
             return;

@@ -8,6 +8,7 @@ use raceline_reactor::Context;
 
 use super::{Connection, LifeState};
 use crate::changes::iscsi_message::IscsiMessage;
+use crate::changes::management::DeviceRequest;
 use crate::changes::message::Message;
 use crate::path::core::Core;
 use crate::path::iscsi::slots::Phase;
@@ -172,9 +173,9 @@ impl Connection {
         self.drop_waiting(core);
     }
 
-    /// Frees the slots of commands that wait for something other than a device, a lock or a fence.
+    /// Frees the slots of commands that wait for something other than a device, a lock, a fence or the reserver.
     pub(super) fn drop_waiting(&mut self, core: &mut Core) {
-        let waits = |phase| matches!(phase, Phase::Buffer | Phase::Data | Phase::Others);
+        let waits = |phase| matches!(phase, Phase::Buffer | Phase::Data);
         for key in self.slots.those(|slot| waits(slot.phase)) {
             self.drop_command(core, key);
         }
@@ -194,7 +195,9 @@ impl Connection {
     pub(crate) fn leave(&mut self, core: &Core) {
         let place = core.place(self.key);
         if let Some(mut session) = self.session.take() {
-            session.detach();
+            for device in session.detach() {
+                core.shared.reserve(DeviceRequest::Released(device));
+            }
             let peer = self.ends.peer;
             let waiting = core.shared.sessions().release(&session.nexus, place);
             self.successors.extend(waiting);
