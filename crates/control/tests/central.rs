@@ -106,6 +106,24 @@ fn key_file(dir: &Path, name: &str, text: &str) {
     std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
+/// A centralized discovery service that demands TLS and authentication, and one host that has the keys.
+fn strict_central(dir: &Path, port: u16, member: &str, add_key: impl Fn(&Kept, &str)) -> Kept {
+    let hub = Kept::start(dir);
+    ok(hub.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
+    export(&hub, "members", false);
+    for name in ["chap", "ctrlr", "psk"] {
+        add_key(&hub, name);
+    }
+    let host = json!({
+        "nqn": nqn("members"), "host": member, "psk": "psk", "dhchap_key": "chap", "dhchap_ctrlr_key": "ctrlr",
+    });
+    ok(hub.call("nvmf_subsystem_add_host", host));
+    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port), "security": "both" });
+    ok(hub.call("nvmf_subsystem_add_listener", listener));
+    ok(hub.call("nvmf_discovery_set_central", json!({ "enable": true })));
+    hub
+}
+
 #[test]
 fn a_daemon_registers_over_tls_and_proves_itself() {
     let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
@@ -122,22 +140,8 @@ fn a_daemon_registers_over_tls_and_proves_itself() {
         let params = json!({ "name": name, "path": keys.join(name) });
         ok(daemon.call("keyring_file_add_key", params));
     };
-    let port = free_port();
-    let hub = Kept::start(dirs[0].path());
-    ok(hub.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
-    export(&hub, "members", false);
-    let shelf_nqn = nqn("shelf");
-    for name in ["chap", "ctrlr", "psk"] {
-        add_key(&hub, name);
-    }
-    let member = json!({
-        "nqn": nqn("members"), "host": shelf_nqn, "psk": "psk", "dhchap_key": "chap", "dhchap_ctrlr_key": "ctrlr",
-    });
-    ok(hub.call("nvmf_subsystem_add_host", member));
-    let listener = json!({ "nqn": DISCOVERY, "listen_address": address(port), "security": "both" });
-    ok(hub.call("nvmf_subsystem_add_listener", listener));
-    ok(hub.call("nvmf_discovery_set_central", json!({ "enable": true })));
-
+    let (port, shelf_nqn) = (free_port(), nqn("shelf"));
+    let hub = strict_central(dirs[0].path(), port, &shelf_nqn, add_key);
     let shelf = Kept::start(dirs[1].path());
     ok(shelf.call("nvmf_create_transport", json!({ "trtype": "tcp" })));
     export(&shelf, "a", true);
