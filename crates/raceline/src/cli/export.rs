@@ -23,7 +23,7 @@ Device to export, becomes the next namespace (1, 2, ...)
   block:PATH               a block device
   PATH                     a block device or a file, found out
 
-each with [,bs=512|4096] [,readonly] [,shared] [,uuid=UUID]";
+each with [,bs=512|4096] [,pbs=BYTES] [,readonly] [,shared] [,uuid=UUID]";
 
 /// Arguments of `export`.
 #[derive(Clone, Debug, clap::Args)]
