@@ -174,3 +174,58 @@ fn an_export_is_reached_by_both_protocols() {
     assert_eq!(identified.code, Some(0), "{}", identified.stderr);
     export.terminate();
 }
+
+/// A file of LIO over files of this directory, with a port that is free.
+fn saved(daemon: &Daemon, change: impl FnOnce(String) -> String) -> (String, String) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let dir = daemon.dir.path().to_str().unwrap();
+    let disk = std::fs::File::create(daemon.dir.path().join("disk.img")).unwrap();
+    disk.set_len(4 << 20).unwrap();
+    let text = include_str!("data/saveconfig.json");
+    let text = text.replace("@DIR@", dir).replace("@PORT@", &port.to_string());
+    let path = daemon.dir.path().join("saveconfig.json");
+    std::fs::write(&path, change(text)).unwrap();
+    (path.to_str().unwrap().to_owned(), format!("127.0.0.1:{port}"))
+}
+
+#[test]
+fn a_file_of_lio_is_imported_whole_or_not_at_all() {
+    let open = "iqn.2003-01.org.linux-iscsi.jbof:open";
+    let daemon = Daemon::start();
+    let (file, _) = saved(&daemon, |text| text);
+    let picture = || {
+        ["target", "portal", "initiator", "auth"].map(|what| daemon.json(&["iscsi", what, "ls"]))
+    };
+    let empty = picture();
+    let shown = daemon.ok(&["iscsi", "import", &file, "--dry-run"]);
+    assert!(shown.contains(&format!("would make target node {open} with 1 LUN")), "{shown}");
+    assert!(shown.contains("not the same: ") && !shown.contains("secret-of"), "{shown}");
+    assert_eq!(picture(), empty);
+
+    // The last target node cannot be made: what came before it is taken back.
+    let (wrong, _) = saved(&daemon, |text| text.replace("iscsi.jbof:closed", "iscsi.jbof:open"));
+    let error = daemon.refused(&["iscsi", "import", &wrong]);
+    assert!(error.contains(open) && error.contains("nothing was imported"), "{error}");
+    assert!(!error.contains("secret-of"), "{error}");
+    assert_eq!(picture(), empty);
+    assert_eq!(daemon.json(&["bdev", "ls"]).as_array().unwrap().len(), 0);
+
+    let (file, address) = saved(&daemon, |text| text);
+    let report = daemon.json(&["iscsi", "import", &file]);
+    assert_eq!(report["dry_run"], false);
+    assert!(!report.to_string().contains("secret-of"), "{report}");
+    let listed = daemon.ok(&["iscsi", "target", "ls"]);
+    assert!(listed.contains(open) && listed.contains("disabled"), "{listed}");
+    let users = daemon.ok(&["iscsi", "auth", "ls"]);
+    assert!(users.contains("full") && users.contains("finder"), "{users}");
+    if let Some(text) = tool("iscsi-inq", &[&format!("iscsi://{address}/{open}/0")]) {
+        assert!(text.contains("Peripheral"), "{text}");
+    }
+    // Once more, the addresses are taken.
+    let error = daemon.refused(&["iscsi", "import", &file]);
+    assert!(error.contains("nothing was imported"), "{error}");
+    let nonsense = daemon.dir.path().join("nonsense");
+    std::fs::write(&nonsense, "{\"targets\": 7}").unwrap();
+    let output = daemon.output(&["iscsi", "import", nonsense.to_str().unwrap()]);
+    assert!(output.code == Some(2) && output.stderr.contains("line 1"), "{}", output.stderr);
+}

@@ -56,6 +56,18 @@ pub(crate) enum IscsiVerb {
     },
     /// List the connections of initiators
     Connections,
+    /// Export what a file of LIO, the Linux kernel's target, describes
+    #[command(after_help = "\
+The file is what targetcli saves, usually /etc/target/saveconfig.json. All of it is exported, or nothing. What is not the
+same afterwards is reported. Secrets of CHAP go to auth groups, and are not shown.")]
+    Import {
+        /// The file
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Say what would be made, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 /// What to do with target nodes.

@@ -1,5 +1,7 @@
 //! `raceline iscsi`: what a daemon exports by iSCSI.
 
+mod import;
+
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -24,6 +26,7 @@ pub(crate) fn run(args: &IscsiArgs) -> Result<(), Failure> {
         IscsiVerb::Initiator { verb } => initiator(&mut daemon, verb),
         IscsiVerb::Auth { verb } => auth(&mut daemon, verb),
         IscsiVerb::Connections => connections(&mut daemon),
+        IscsiVerb::Import { file, dry_run } => import::run(&mut daemon, file, *dry_run),
     }
 }
 

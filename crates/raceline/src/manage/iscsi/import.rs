@@ -1,0 +1,105 @@
+//! `raceline iscsi import`: has a daemon export what a file of LIO, the Linux kernel's target, describes.
+//!
+//! A plan is made of the whole file first. Whoever could not reach a device, or not write to it, by the file cannot do so
+//! afterwards: what a daemon cannot restrict in the same way is left out, and reported.
+
+mod plan;
+mod saveconfig;
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use self::plan::{Plan, Step, Taken};
+use super::{Daemon, names};
+use crate::cli::values::OutputFormat;
+use crate::failure::Failure;
+use crate::shell;
+use crate::table::printable;
+
+/// A larger file is no configuration.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Carries out the file, or says what would be done.
+pub(super) fn run(daemon: &mut Daemon, path: &Path, dry_run: bool) -> Result<(), Failure> {
+    let shown = path.display();
+    let text = read(path)?;
+    let wrong = |error| Failure::usage(format!("{shown}: {error}"));
+    let saved = saveconfig::read(&text).map_err(wrong)?;
+    let taken = Taken {
+        devices: names(&daemon.list("bdev_get_bdevs", Value::Null)?, "name"),
+        portal_groups: tags(daemon, "iscsi_get_portal_groups")?,
+        initiator_groups: tags(daemon, "iscsi_get_initiator_groups")?,
+        auth_groups: tags(daemon, "iscsi_get_auth_groups")?,
+    };
+    let plan = Plan::new(&saved, taken).map_err(wrong)?;
+    if !dry_run {
+        carry_out(daemon, &plan.steps)?;
+    }
+    report(daemon, &plan, dry_run)
+}
+
+fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
+    let failed = |error| Failure::usage(format!("{}: {error}", path.display()));
+    let mut text = Zeroizing::new(String::new());
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let text = format!("{}: more than 16 MiB are no configuration of LIO", path.display());
+        return Err(Failure::usage(text));
+    }
+    Ok(text)
+}
+
+fn tags(daemon: &mut Daemon, method: &str) -> Result<Vec<u64>, Failure> {
+    let groups = daemon.list(method, Value::Null)?;
+    Ok(groups.iter().filter_map(|group| group["tag"].as_u64()).collect())
+}
+
+/// Makes the calls. If the daemon refuses one, those before it are taken back.
+fn carry_out(daemon: &mut Daemon, steps: &[Step]) -> Result<(), Failure> {
+    for (place, step) in steps.iter().enumerate() {
+        let Err(failure) = daemon.call(step.method, step.params.clone()) else { continue };
+        let mut left = Vec::new();
+        for done in steps[..place].iter().rev() {
+            let Some((method, params)) = &done.undo else { continue };
+            if daemon.call(method, params.clone()).is_err() {
+                left.push(done.what.as_str());
+            }
+        }
+        let then = match left.is_empty() {
+            true => "nothing was imported".to_owned(),
+            false => format!("these are there now, and could not be removed: {}", left.join("; ")),
+        };
+        let text = format!("{}: {}; {then}", step.what, failure.message);
+        return Err(Failure::runtime(printable(&text)));
+    }
+    Ok(())
+}
+
+fn report(daemon: &Daemon, plan: &Plan, dry_run: bool) -> Result<(), Failure> {
+    let steps: Vec<&str> = plan.steps.iter().map(|step| step.what.as_str()).collect();
+    let text = match daemon.output {
+        OutputFormat::Json => {
+            let report = json!({ "dry_run": dry_run, "steps": steps, "remarks": plan.remarks });
+            format!("{report:#}\n")
+        }
+        OutputFormat::Table => {
+            let mut text = String::new();
+            for step in steps {
+                let begin = if dry_run { "would make" } else { "made" };
+                text.push_str(&printable(&format!("{begin} {step}")));
+                text.push('\n');
+            }
+            for remark in &plan.remarks {
+                text.push_str(&printable(&format!("not the same: {remark}")));
+                text.push('\n');
+            }
+            text
+        }
+    };
+    shell::print(text.as_bytes())
+}
