@@ -38,9 +38,10 @@ impl LogLevel {
 }
 
 /// Components that can be set to log everything: SPDK's name of the flag, our module.
-pub const FLAGS: [(&str, &str); 9] = [
+pub const FLAGS: [(&str, &str); 10] = [
     ("accel", "raceline_accel"),
     ("bdev", "raceline_bdev"),
+    ("bdev_nvme", "raceline_control::manager::controllers"),
     ("nvme", "raceline_host"),
     ("nvme_tcp", "raceline_proto::host"),
     ("nvmf", "raceline_target"),

@@ -300,6 +300,13 @@ impl Change<'_> {
                     super::lock(&controller.unopened).remove(&nsid);
                     names.push(name);
                 }
+                // A namespace that another controller shows already is a device once: the others of this one
+                // are devices nevertheless, as SPDK does it.
+                Err(Unplugged::Manager(error @ ManagerError::NameTaken(_)))
+                    if matches!(controller.link, Link::Remote(_)) =>
+                {
+                    controller.note_unopened(nsid, error.to_string());
+                }
                 Err(Unplugged::Manager(error)) => return Err(error),
                 Err(Unplugged::Open(OpenFailure::Drive(error))) if opening == Opening::Strict => {
                     return Err(error.into());
@@ -370,9 +377,8 @@ fn watch(manager: &Weak<SharedManager>, controller: &Arc<Controller>) {
         // The manager is not shared yet, so nothing can be followed.
         let Some(weak) = shared.get() else { continue };
         let Some(manager) = weak.upgrade() else { return };
-        // A namespace of a drive that another program had may be free now.
-        let again = matches!(controller.link, Link::Drive(_))
-            && !super::lock(&controller.unopened).is_empty();
+        // A namespace of a drive that another program had may be free now, or a name that was taken.
+        let again = !super::lock(&controller.unopened).is_empty();
         if followed != version || again {
             manager.follow(controller);
             followed = version;

@@ -235,7 +235,8 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
         .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     remote.count_paths(Options::current(call.manager).io_path_stat.unwrap_or(false));
     paths::prefer_kept(call, &remote, &params, &hostnqn)?;
-    let canonical = Attach { hostnqn: Some(hostnqn), ..params };
+    let policy = paths::policy_options(&params, &Options::current(call.manager));
+    let canonical = Attach { hostnqn: Some(hostnqn), multipath_opts: Some(policy), ..params };
     take(call, Link::Remote(remote), (held, psk), &canonical, max_bdevs)
 }
 

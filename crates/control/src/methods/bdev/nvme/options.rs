@@ -101,8 +101,11 @@ impl Options {
     /// The current options.
     pub(super) fn current(manager: &Manager) -> Self {
         let model = manager.model();
-        let kept = model.catalogue.get(&key());
-        kept.and_then(|entry| serde_json::from_value(entry.params.clone()).ok()).unwrap_or_default()
+        Self::from_kept(model.catalogue.get(&key()).map(|entry| &entry.params))
+    }
+
+    fn from_kept(params: Option<&Value>) -> Self {
+        params.and_then(|params| serde_json::from_value(params.clone()).ok()).unwrap_or_default()
     }
 
     /// The hash functions and groups with which controllers are authenticated.
@@ -119,7 +122,7 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
         action.is_some_and(|it| !matches!(it, "none" | "reset")),
         "a command that takes too long ends its connection, which is made again: `reset` says so",
     )])?;
-    params.multipath_opts.unwrap_or_default().policy()?;
+    params.multipath_opts.unwrap_or_default().check_defaults()?;
     if params.transport_ack_timeout.is_some_and(|exponent| exponent > MAX_ACK_EXPONENT) {
         let detail = format!(
             "transport_ack_timeout is a power of two of milliseconds: 0 to {MAX_ACK_EXPONENT}"
@@ -141,6 +144,9 @@ fn set(call: &Call<'_>, params: Options) -> Result<bool, RpcError> {
         }
         // Options that are not named keep their values.
         let before = change.model().catalogue.get(&key()).map(|entry| entry.params.clone());
+        let policy = Options::from_kept(before.as_ref()).multipath_opts.unwrap_or_default();
+        let multipath_opts = params.multipath_opts.map(|given| given.or(policy));
+        let params = Options { multipath_opts, ..params };
         let mut entry = catalogue::Entry::new(Section::Bdev, "bdev_nvme_set_options", &params)?;
         if let (Some(Value::Object(before)), Some(after)) = (before, entry.params.as_object_mut()) {
             let named = std::mem::take(after);

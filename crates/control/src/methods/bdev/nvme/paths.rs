@@ -71,6 +71,48 @@ enum Selector {
 }
 
 impl PolicyOptions {
+    /// These options, and what they leave out from `defaults`.
+    pub(super) fn or(self, defaults: Self) -> Self {
+        Self {
+            policy: self.policy.or(defaults.policy),
+            selector: self.selector.or(defaults.selector),
+            min_io: self.min_io.or(defaults.min_io),
+        }
+    }
+
+    /// As [`Self::or`], with a word for all that the policy has, and no default for what it does not have.
+    fn complete(self, defaults: Self) -> Self {
+        let policy = self.policy.or(defaults.policy).unwrap_or(PolicyName::ActivePassive);
+        let defaults = match policy {
+            PolicyName::ActivePassive => Self::default(),
+            PolicyName::ActiveActive => defaults.or(Self {
+                policy: None,
+                selector: Some(Selector::RoundRobin),
+                min_io: Some(1),
+            }),
+        };
+        let selector = self.selector.or(defaults.selector);
+        let default_min_io = defaults.min_io.filter(|_| selector == Some(Selector::RoundRobin));
+        Self { policy: Some(policy), selector, min_io: self.min_io.or(default_min_io) }
+    }
+
+    /// Whether these options say nothing else than `other`.
+    fn agrees_with(self, other: Self) -> bool {
+        self.or(other) == other
+    }
+
+    /// Checks defaults for later calls, which may be of another policy.
+    pub(super) fn check_defaults(self) -> Result<(), RpcError> {
+        self.min_io.map_or(Ok(()), |min_io| {
+            let of = Self {
+                policy: Some(PolicyName::ActiveActive),
+                selector: None,
+                min_io: Some(min_io),
+            };
+            of.policy().map(drop)
+        })
+    }
+
     /// The policy; an error says which options contradict each other.
     pub(super) fn policy(&self) -> Result<Policy, RpcError> {
         let Self { policy, selector, min_io } = *self;
@@ -113,12 +155,21 @@ fn call_of(first: &Attach, path: &MorePath) -> Attach {
     Attach { traddr, adrfam, trsvcid, hostaddr, more_paths: Vec::new(), ..first.clone() }
 }
 
+/// The policy of a controller, by the parameters of the call and the options.
+pub(super) fn policy_options(params: &Attach, options: &Options) -> PolicyOptions {
+    let defaults = match params.multipath.unwrap_or_default() {
+        Mode::Multipath => options.multipath_opts.unwrap_or_default(),
+        Mode::Failover | Mode::Disable => PolicyOptions::default(),
+    };
+    params.multipath_opts.unwrap_or_default().complete(defaults)
+}
+
 /// How commands find their path, by the parameters of the call and the options; `None`: one path.
 pub(super) fn multipath(
     params: &Attach,
     options: &Options,
 ) -> Result<Option<MultipathConfig>, RpcError> {
-    let policy = params.multipath_opts.or(options.multipath_opts).unwrap_or_default().policy()?;
+    let policy = policy_options(params, options).policy()?;
     let mode = params.multipath.unwrap_or_default();
     if mode == Mode::Disable {
         return Ok(None);
@@ -201,6 +252,7 @@ pub(super) fn add(
             "A controller named {name} already exists with the specified network path"
         ));
     }
+    check_multipath(&first, params)?;
     if found.subnqn != remote.config().subnqn {
         let text =
             format!("controller {name} is of {}: a path leads there", remote.config().subnqn);
@@ -238,6 +290,21 @@ fn check_same(first: &Attach, path: &Attach) -> Result<(), RpcError> {
         ))),
         None => Ok(()),
     }
+}
+
+/// The paths of a controller are used by one policy: a call for a further path that names another is refused.
+fn check_multipath(first: &Attach, path: &Attach) -> Result<(), RpcError> {
+    let (mode, asked) = (first.multipath.unwrap_or_default(), path.multipath);
+    if asked.is_some_and(|asked| asked != mode) {
+        let detail = "multipath must be that of the first path of the controller";
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    let policy = first.multipath_opts.unwrap_or_default().complete(PolicyOptions::default());
+    if !path.multipath_opts.unwrap_or_default().agrees_with(policy) {
+        let detail = "multipath_opts must be those of the controller: bdev_nvme_set_multipath_policy changes them for all its paths";
+        return Err(RpcError::errno(libc::EINVAL).because(detail));
+    }
+    Ok(())
 }
 
 /// The devices of a controller, which a further path does not change.
@@ -471,6 +538,7 @@ fn set_policy(call: &Call<'_>, params: SetPolicy) -> Result<bool, RpcError> {
     let remote = remote(&controller);
     let SetPolicy { policy, selector, rr_min_io: min_io, .. } = params;
     let options = PolicyOptions { policy: Some(policy), selector, min_io };
+    let options = options.complete(PolicyOptions::default());
     let policy = options.policy()?;
     if remote.config().multipath.is_none() {
         let text = format!("multipath is disabled for controller {}", controller.name);
@@ -583,6 +651,33 @@ mod tests {
         assert!(active(json!({ "selector": "queue_depth", "min_io": 7 })).is_err());
         assert!(active(json!({ "min_io": 0 })).is_err());
         assert!(policy(json!({ "selector": "round_robin" })).is_err());
+    }
+
+    #[test]
+    fn what_a_call_leaves_out_of_its_policy_is_in_the_options() {
+        let of = |options: Value| serde_json::from_value::<PolicyOptions>(options).unwrap();
+        let active = json!({ "policy": "active_active", "selector": "round_robin", "min_io": 16 });
+        let queue_depth = json!({ "policy": "active_active", "selector": "queue_depth" });
+        let passive = json!({ "policy": "active_passive" });
+        for (given, defaults, all) in [
+            (json!({}), json!({}), &passive),
+            (json!({}), active.clone(), &active),
+            (json!({ "selector": "round_robin" }), active.clone(), &active),
+            (json!({ "policy": "active_active" }), json!({ "min_io": 16 }), &active),
+            (json!({ "selector": "queue_depth" }), active.clone(), &queue_depth),
+            (
+                json!({ "policy": "active_active" }),
+                json!({ "selector": "queue_depth" }),
+                &queue_depth,
+            ),
+            (passive.clone(), active.clone(), &passive),
+        ] {
+            let complete = of(given.clone()).complete(of(defaults.clone()));
+            assert_eq!(serde_json::to_value(complete).unwrap(), *all, "{given} {defaults}");
+            assert!(complete.policy().is_ok() && of(given).agrees_with(complete));
+        }
+        assert!(!of(passive).agrees_with(of(active.clone())));
+        assert!(!of(json!({ "min_io": 4 })).agrees_with(of(active)));
     }
 
     #[test]

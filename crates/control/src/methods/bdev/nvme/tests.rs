@@ -57,8 +57,19 @@ fn options_are_those_of_later_connections() {
     assert_eq!(made.ack_timeout, Some(Duration::from_millis(1024)));
     assert_eq!(made.tcp_connect_timeout, Some(Duration::from_millis(700)));
     assert_eq!((made.connect_timeout, made.kato_ms), (Duration::from_millis(800), 9000));
+    set_options(&manager, json!({ "multipath_opts": { "selector": "queue_depth" } })).unwrap();
+    let policy = |more: Value| config(&manager, more).unwrap().multipath.unwrap().policy;
+    assert_eq!(policy(json!({})), Policy::ActivePassive);
+    let active = json!({ "multipath_opts": { "policy": "active_active" } });
+    assert_eq!(policy(active), Policy::QueueDepth);
+    set_options(&manager, json!({ "multipath_opts": { "policy": "active_active" } })).unwrap();
+    assert_eq!(policy(json!({})), Policy::QueueDepth);
+    assert_eq!(policy(json!({ "multipath": "failover" })), Policy::ActivePassive);
+    let round_robin = json!({ "selector": "round_robin", "min_io": 4 });
+    set_options(&manager, json!({ "multipath_opts": round_robin })).unwrap();
     let policy = Policy::RoundRobin { min_io: 4 };
-    let more = json!({ "multipath_opts": { "policy": "active_active", "min_io": 4 }, "fast_io_fail_timeout_sec": 7 });
+    let more =
+        json!({ "multipath_opts": { "policy": "active_active" }, "fast_io_fail_timeout_sec": 7 });
     let made = config(&manager, more).unwrap().multipath.unwrap();
     assert_eq!((made.policy, made.fast_io_fail), (policy, Some(Duration::from_secs(7))));
     assert_eq!(config(&manager, json!({ "multipath": "disable" })).unwrap().multipath, None);
@@ -68,7 +79,7 @@ fn options_are_those_of_later_connections() {
     for (options, named) in [
         (json!({ "action_on_timeout": "abort" }), "parameter action_on_timeout is not supported"),
         (json!({ "fast_io_fail_timeout_sec": 601 }), "Invalid argument"),
-        (json!({ "multipath_opts": { "selector": "queue_depth" } }), "Invalid argument"),
+        (json!({ "multipath_opts": { "min_io": 0 } }), "Invalid argument"),
         (json!({ "transport_ack_timeout": 32 }), "Invalid argument"),
     ] {
         let error = set_options(&manager, options).unwrap_err();
