@@ -38,6 +38,8 @@ pub struct UnitInfo {
     pub physical_block_size: u32,
     /// Writes are refused.
     pub write_protected: bool,
+    /// Commands may ask for stable media (FUA).
+    pub has_fua: bool,
     /// Completed writes may be lost in a power cut until SYNCHRONIZE CACHE.
     pub volatile_write_cache: bool,
     /// UNMAP is supported, with at most this many blocks in a range.
@@ -169,6 +171,7 @@ impl UnitInfo {
             return Ok(());
         };
         self.write_protected = answer[2] & 0x80 != 0;
+        self.has_fua = answer[2] & 0x10 != 0;
         let page = answer.get(4 + usize::from(answer[3])..).unwrap_or_default();
         let caching = page.first().is_some_and(|code| code & 0x3f == 0x08);
         self.volatile_write_cache = !caching || page.get(2).is_none_or(|byte| byte & 0x04 != 0);
