@@ -5,6 +5,7 @@
 
 mod connect;
 mod core;
+pub mod iscsi;
 pub mod stage;
 mod window;
 
@@ -16,6 +17,7 @@ use raceline_accel::Framework;
 use raceline_host::{
     Association, HostConfig, HostError, I10Config, NamespaceInfo, PathSetEvent, QueueCounters,
 };
+use raceline_initiator::SessionError;
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 
@@ -127,6 +129,9 @@ pub enum RunError {
     /// The controller cannot be reached or used.
     #[error("{0}")]
     Host(#[from] HostError),
+    /// The target of an iSCSI session cannot be reached or used.
+    #[error("{0}")]
+    Session(SessionError),
     /// The options do not fit the namespace.
     #[error("{0}")]
     Invalid(String),

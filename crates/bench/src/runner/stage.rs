@@ -350,7 +350,25 @@ pub(super) fn plan(
     hosts: &[HostConfig],
     associations: &[Association],
 ) -> Result<Vec<Plan>, RunError> {
-    let misfit = |file: Option<usize>, (key, message): (&'static str, String)| {
+    let mut find = |file: &FileSpec, job: &JobSpec| {
+        let association = &associations[file.host];
+        let namespace = find_namespace(association, file.nsid)
+            .map_err(|error| ("filename", error.to_string()))?;
+        check_limits(job, &hosts[file.host], association, &namespace)?;
+        Ok(namespace)
+    };
+    plan_with((position, job), &mut find)
+}
+
+/// Gives the namespace of a file, if a job can use it.
+type Find<'a> = dyn FnMut(&FileSpec, &JobSpec) -> Result<NamespaceInfo, Problem> + 'a;
+
+/// The same, where `find` knows the namespaces.
+pub(super) fn plan_with(
+    (position, job): (usize, &JobSpec),
+    find: &mut Find<'_>,
+) -> Result<Vec<Plan>, RunError> {
+    let misfit = |file: Option<usize>, (key, message): Problem| {
         RunError::Misfit(Misfit { job: position, key, file, message })
     };
     let mut plans = Vec::with_capacity(usize::from(job.clones));
@@ -362,10 +380,7 @@ pub(super) fn plan(
         let mut spans = Vec::with_capacity(job.files.len());
         for (index, file) in job.files.iter().enumerate() {
             let at = |problem| misfit(Some(index), problem);
-            let association = &associations[file.host];
-            let namespace = find_namespace(association, file.nsid)
-                .map_err(|error| at(("filename", error.to_string())))?;
-            check_limits(job, &hosts[file.host], association, &namespace).map_err(at)?;
+            let namespace = find(file, job).map_err(at)?;
             spans.push(span(job, offset, &namespace).map_err(at)?);
         }
         plans.push(Plan::new(job, clone, spans));
@@ -507,7 +522,7 @@ pub(super) fn find_namespace(
 }
 
 /// A key, and what is wrong with its value.
-type Problem = (&'static str, String);
+pub(super) type Problem = (&'static str, String);
 
 /// Checks that controller and namespace can do what the job asks.
 fn check_limits(
