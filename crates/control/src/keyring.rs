@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use raceline_auth::{DhchapSecret, KeyError, TlsKey};
+use zeroize::Zeroizing;
 
 use file::{FileError, Protection};
 pub use folder::{KeyFolder, Places};
@@ -146,6 +147,14 @@ impl Key {
     /// When it was removed, its file cannot be used, or it is no such key.
     pub fn tls(&self) -> Result<TlsKey, KeyringError> {
         self.read(TlsKey::parse)
+    }
+
+    /// Reads it as a secret of CHAP, as iSCSI has it: all bytes but the end of a last line.
+    ///
+    /// # Errors
+    /// When it was removed, or its file cannot be used.
+    pub fn chap(&self) -> Result<Zeroizing<Vec<u8>>, KeyringError> {
+        self.read(|text| Ok(Zeroizing::new(text.trim_end_matches('\n').as_bytes().to_vec())))
     }
 
     fn read<T>(&self, parse: impl FnOnce(&str) -> Result<T, KeyError>) -> Result<T, KeyringError> {

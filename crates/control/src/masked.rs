@@ -4,6 +4,8 @@ use serde_json::Value;
 
 /// The members that hold secrets: those of `iscsi_create_auth_group` and `iscsi_auth_group_add_secret`.
 const SECRETS: [&str; 2] = ["secret", "msecret"];
+/// The member in which a password may stand: that of `bdev_iscsi_create`.
+const URL: &str = "url";
 /// What stands in their place.
 const MASK: &str = "***";
 
@@ -22,9 +24,10 @@ fn replaced(value: &Value, mask: Option<&str>) -> Value {
         Value::Array(values) => values.iter().map(|value| replaced(value, mask)).collect(),
         Value::Object(members) => {
             let shown = members.iter().filter_map(|(name, value)| {
-                let value = match SECRETS.contains(&name.as_str()) {
-                    true => mask?.into(),
-                    false => replaced(value, mask),
+                let value = match value {
+                    _ if SECRETS.contains(&name.as_str()) => mask?.into(),
+                    Value::String(url) if name == URL => without_password(url, mask).into(),
+                    _ => replaced(value, mask),
                 };
                 Some((name.clone(), value))
             });
@@ -34,10 +37,20 @@ fn replaced(value: &Value, mask: Option<&str>) -> Value {
     }
 }
 
+/// `iscsi://user%password@host...` without the password.
+pub(crate) fn without_password(url: &str, mask: Option<&str>) -> String {
+    let hidden = url.rsplit_once('@').and_then(|(login, place)| {
+        let (user, _) = login.split_once('%')?;
+        let mask = mask.map_or_else(String::new, |mask| format!("%{mask}"));
+        Some(format!("{user}{mask}@{place}"))
+    });
+    hidden.unwrap_or_else(|| url.to_owned())
+}
+
 /// Whether a text of parameters may hold a secret: most do not, and are shown as they came.
 pub(crate) fn may_hold_secret(text: &str) -> bool {
     // A name may be spelled with escapes.
-    text.contains("secret") || text.contains("\\u")
+    text.contains("secret") || text.contains("iscsi:") || text.contains("\\u")
 }
 
 #[cfg(test)]
@@ -56,6 +69,12 @@ mod tests {
             json!({ "tag": 1, "secrets": [{ "user": "u", "secret": "***", "msecret": "***" }] })
         );
         assert_eq!(without_secrets(&group), json!({ "tag": 1, "secrets": [{ "user": "u" }] }));
+        let lun = json!({ "name": "L", "url": "iscsi://u%p@ss@h/iqn.2026-01.c:x/0" });
+        assert_eq!(masked(&lun)["url"], "iscsi://u%***@h/iqn.2026-01.c:x/0");
+        assert_eq!(without_secrets(&lun)["url"], "iscsi://u@h/iqn.2026-01.c:x/0");
+        assert!(may_hold_secret(&lun.to_string()));
+        let plain = json!({ "url": "iscsi://h/iqn.2026-01.c:x/0" });
+        assert_eq!(masked(&plain), plain);
         assert!(may_hold_secret(&group.to_string()) && !may_hold_secret(r#"{"tag":1}"#));
     }
 }

@@ -30,9 +30,15 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The method that connects to a controller.
 const ATTACH: &str = "bdev_nvme_attach_controller";
+/// The method that connects to an iSCSI target.
+const LOG_IN: &str = "bdev_iscsi_create";
 /// Methods that need something outside of this program, and the prefixes of their entries' keys.
-const OUTSIDE: [(&str, &str); 3] =
-    [("bdev_aio_create", "bdev"), ("bdev_uring_create", "bdev"), (ATTACH, "bdev-nvme")];
+const OUTSIDE: [(&str, &str); 4] = [
+    ("bdev_aio_create", "bdev"),
+    ("bdev_uring_create", "bdev"),
+    (LOG_IN, "bdev"),
+    (ATTACH, "bdev-nvme"),
+];
 
 /// How many missing devices may stand on each other.
 const MAX_LEVELS: usize = 64;
@@ -153,7 +159,7 @@ impl Manager {
     ) -> Result<(), RpcError> {
         let methods = &*self.replaying.methods;
         let name = methods.current_name(method).unwrap_or(method);
-        let late = name == ATTACH && self.replaying.waited() >= START_BUDGET;
+        let late = matches!(name, ATTACH | LOG_IN) && self.replaying.waited() >= START_BUDGET;
         let began = Instant::now();
         let failed = if late {
             let detail = "not tried yet: others have taken too long";

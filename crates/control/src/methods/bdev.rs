@@ -3,6 +3,7 @@
 mod delay;
 mod disk;
 mod error;
+mod iscsi;
 mod malloc;
 mod null;
 mod nvme;
@@ -46,6 +47,7 @@ pub(super) fn register(registry: &mut Registry) {
         statistics::register,
         options::register,
         nvme::register,
+        iscsi::register,
     ] {
         register(registry);
     }
