@@ -7,6 +7,7 @@ pub(crate) mod connections;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;
+pub(crate) mod initiator;
 pub(crate) mod iscsi;
 pub(crate) mod key;
 pub(crate) mod manage;

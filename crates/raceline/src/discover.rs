@@ -15,6 +15,9 @@ use crate::{remote, shell};
 /// Prints the discovery log, or who announces that there is one.
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     let address = &args.target.0;
+    if address.iscsi.iscsi {
+        return crate::initiator::discover(address);
+    }
     if args.mdns {
         let found = search(args.wait)?;
         let text = match address.output {

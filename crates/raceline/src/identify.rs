@@ -16,6 +16,9 @@ use crate::table::{Table, printable};
 
 /// Connects, prints the controller's Identify data, disconnects.
 pub(crate) fn run(args: &IdentifyArgs) -> Result<(), Failure> {
+    if args.connect.address.iscsi.iscsi {
+        return crate::initiator::identify(&args.connect);
+    }
     let remote = Remote::connect_admin(&args.connect)?;
     let namespaces: Vec<NamespaceInfo> = match args.namespace {
         Some(nsid) => vec![remote.namespace(nsid)?],

@@ -13,6 +13,7 @@ mod export_iscsi;
 mod export_key;
 mod failure;
 mod identify;
+mod initiator;
 mod key;
 mod limits;
 mod log;

@@ -4,6 +4,7 @@ mod maps;
 mod plan;
 mod renewal;
 mod targets;
+mod units;
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use raceline_accel::Framework;
 use raceline_bench::acceleration::Acceleration;
 use raceline_bench::job::JobError;
 use raceline_bench::report::{JobReport, Precondition, Report, Side, StageReport, Verified};
+use raceline_bench::runner::iscsi::IscsiUnit;
 use raceline_bench::runner::stage::{FileSpec, StageConfig};
 use raceline_bench::runner::{self, CloneOutcome, Progress, RunError, StageOutcome};
 use raceline_host::HostConfig;
@@ -20,11 +22,12 @@ use raceline_host::blocking::Host;
 use self::plan::Stage;
 use self::renewal::Renewal;
 use self::targets::Targets;
+use self::units::Units;
 use crate::cli::perf::PerfArgs;
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
-use crate::{limits, remote, shell};
+use crate::{initiator, limits, remote, shell};
 
 /// Runs the workload and prints the report.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
@@ -34,6 +37,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
     if let Some(time) = args.busy_poll {
         raceline_reactor::socket::check_busy_poll(time).map_err(Failure::runtime)?;
     }
+    let units = Units::new(args)?;
     let mut targets = Targets::new(args)?;
     let mut stages = plan::stages(args, &mut targets)?;
     let cores = args.cores.clone().unwrap_or_default().0;
@@ -49,11 +53,16 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
         bar: Bar::new(),
         framework,
         renewal: Renewal::new(args)?,
+        units,
     };
     let mut report = Report { precondition: Vec::new(), stages: Vec::new() };
     let mut failure = None;
     if args.precondition {
-        for pass in plan::precondition(args, &stages, &mut limits_of)? {
+        let mut limits = |config: &StageConfig, file| match &mut runner.units {
+            None => limits_of(config, file),
+            Some(units) => Ok(units_limits(&units.of(config)?[file.host])),
+        };
+        for pass in plan::precondition(args, &stages, &mut limits)? {
             let outcome = runner.run(&pass)?;
             failure = failure.or_else(|| failed(&pass, &outcome));
             report.precondition.push(precondition(&pass, &outcome));
@@ -86,6 +95,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<(), Failure> {
 pub(crate) fn failure(error: RunError) -> Failure {
     match error {
         RunError::Host(error) => remote::failure(&error),
+        RunError::Session(error) => initiator::failure(&error),
         RunError::Invalid(message) => Failure::usage(message),
         error @ (RunError::Misfit(_) | RunError::Grant { .. }) => Failure::usage(error),
         other => Failure::runtime(other),
@@ -98,17 +108,27 @@ struct Runner {
     bar: Bar,
     framework: Framework,
     renewal: Option<Renewal>,
+    /// The logical units, of a run over iSCSI.
+    units: Option<Units>,
 }
 
 impl Runner {
     fn run(&mut self, stage: &Stage) -> Result<StageOutcome, Failure> {
-        let outcome = runner::run_stage(&stage.config, &mut |progress| {
+        let units = match &mut self.units {
+            Some(units) => Some(units.of(&stage.config)?),
+            None => None,
+        };
+        let mut watch = |progress| {
             self.bar.show(progress);
             if let Some(renewal) = &mut self.renewal {
                 renewal.tick(&stage.config.hosts);
             }
             self.interrupt.requested().is_none()
-        });
+        };
+        let outcome = match &units {
+            Some(units) => runner::iscsi::run_stage(&stage.config, units, &mut watch),
+            None => runner::run_stage(&stage.config, &mut watch),
+        };
         outcome.map_err(|error| {
             self.bar.clear();
             match error {
@@ -149,6 +169,13 @@ fn limits_of(config: &StageConfig, file: FileSpec) -> Result<(u32, u32), Failure
     Ok((largest, block.unwrap_or(0)))
 }
 
+/// The same of a logical unit.
+fn units_limits(known: &IscsiUnit) -> (u32, u32) {
+    let (block, most) = (known.unit.block_size, known.unit.max_transfer_blocks);
+    let largest = if most == 0 { plan::FILL_BYTES } else { most.saturating_mul(block) };
+    (largest, block)
+}
+
 /// The first failure.
 fn failed(stage: &Stage, outcome: &StageOutcome) -> Option<Failure> {
     let found = |clone: &CloneOutcome| Some((clone.job, clone.error.clone()?));
@@ -156,7 +183,7 @@ fn failed(stage: &Stage, outcome: &StageOutcome) -> Option<Failure> {
     let files = &stage.config.jobs[job].files;
     Some(match (error, &files[..]) {
         (JobError::Io(why), _) => Failure::runtime(why),
-        (JobError::Mismatch(mismatch), [file]) => {
+        (JobError::Mismatch(mismatch), [file]) if !stage.is_iscsi => {
             Failure::mismatch(format!("namespace {}, {mismatch}", file.nsid))
         }
         (JobError::Mismatch(mismatch), _) => Failure::mismatch(mismatch),

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::cli::host::{ReadArgs, WriteArgs};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
-use crate::remote::Remote;
+use crate::remote::RemoteDisk;
 use crate::signals::Interrupt;
 
 /// Bytes between two checks of the file, the signals and the progress; the host library divides them into
@@ -30,9 +30,9 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
         ));
     }
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let remote = Remote::connect(&args.connect)?;
-    let namespace = remote.namespace(args.namespace)?;
-    let range = Range::new(&namespace, args.slba, args.blocks)?;
+    let disk = RemoteDisk::connect(&args.connect, args.namespace)?;
+    let namespace = disk.info().clone();
+    let range = Range::new(&disk, args.slba, args.blocks)?;
     // Opened last, so that a failed connection leaves an existing file alone.
     let mut output: Box<dyn Write> = if to_stdout {
         Box::new(io::stdout().lock())
@@ -49,14 +49,14 @@ pub(crate) fn read(args: &ReadArgs) -> Result<(), Failure> {
         stop_if(&interrupt)?;
         let blocks = chunk.min(range.blocks - done);
         let part = &mut buffer[..bytes_of(blocks, &namespace)];
-        remote.read(namespace.nsid, range.slba + done, part)?;
+        disk.read(range.slba + done, part)?;
         output.write_all(part).map_err(|error| file_failure("write", &args.file, &error))?;
         done += blocks;
         bar.inc(blocks * u64::from(namespace.block_size));
     }
     output.flush().map_err(|error| file_failure("write", &args.file, &error))?;
     bar.finish_and_clear();
-    remote.disconnect();
+    disk.disconnect();
     summary("read", args.connect.address.output, range.slba, done, &namespace, to_stdout);
     Ok(())
 }
@@ -80,13 +80,13 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
         (Box::new(file), metadata.is_file().then_some(metadata.len()))
     };
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let remote = Remote::connect(&args.connect)?;
-    let namespace = remote.namespace(args.namespace)?;
+    let disk = RemoteDisk::connect(&args.connect, args.namespace)?;
+    let namespace = disk.info().clone();
     if namespace.read_only {
-        return Err(Failure::runtime(format!("namespace {} is write protected", namespace.nsid)));
+        return Err(Failure::runtime(format!("{} is write protected", disk.name())));
     }
     let wanted = input_blocks(args.blocks, known_bytes, &namespace)?;
-    let limit = Range::new(&namespace, args.slba, wanted.unwrap_or(1))?;
+    let limit = Range::new(&disk, args.slba, wanted.unwrap_or(1))?;
     let room = namespace.block_count - limit.slba;
 
     let chunk = chunk_blocks(&namespace);
@@ -112,14 +112,14 @@ pub(crate) fn write(args: &WriteArgs) -> Result<(), Failure> {
                 at.saturating_sub(1)
             )));
         }
-        remote.write(namespace.nsid, args.slba + done, &part[..len])?;
+        disk.write(args.slba + done, &part[..len])?;
         done += blocks;
         bar.inc(blocks * u64::from(namespace.block_size));
     }
     // When this verb succeeds, the data are on stable media, not in a cache.
-    remote.flush(namespace.nsid)?;
+    disk.flush()?;
     bar.finish_and_clear();
-    remote.disconnect();
+    disk.disconnect();
     if wanted.is_some()
         && known_bytes.is_none()
         && fill(&mut *input, &mut [0]).is_ok_and(|len| len > 0)
@@ -140,14 +140,18 @@ struct Range {
 }
 
 impl Range {
-    fn new(namespace: &NamespaceInfo, slba: u64, blocks: u64) -> Result<Self, Failure> {
+    fn new(disk: &RemoteDisk, slba: u64, blocks: u64) -> Result<Self, Failure> {
+        Self::within((disk.name(), disk.info().block_count), slba, blocks)
+    }
+
+    /// The same for a disk of this name and number of blocks.
+    fn within((name, count): (String, u64), slba: u64, blocks: u64) -> Result<Self, Failure> {
         let end = slba.checked_add(blocks);
-        if end.is_some_and(|end| end <= namespace.block_count) {
+        if end.is_some_and(|end| end <= count) {
             return Ok(Self { slba, blocks });
         }
         Err(Failure::usage(format!(
-            "namespace {} has {} blocks: {blocks} from --slba {slba} on reach beyond it",
-            namespace.nsid, namespace.block_count
+            "{name} has {count} blocks: {blocks} from --slba {slba} on reach beyond it"
         )))
     }
 }
@@ -316,11 +320,11 @@ mod tests {
 
     #[test]
     fn ranges_stay_inside() {
-        let namespace = namespace();
-        assert!(Range::new(&namespace, 0, 100).is_ok());
-        assert!(Range::new(&namespace, 99, 1).is_ok());
+        let within = |slba, blocks| Range::within(("namespace 1".to_owned(), 100), slba, blocks);
+        assert!(within(0, 100).is_ok());
+        assert!(within(99, 1).is_ok());
         for (slba, blocks) in [(0, 101), (100, 1), (u64::MAX, 1), (1, u64::MAX)] {
-            let failure = Range::new(&namespace, slba, blocks).unwrap_err();
+            let failure = within(slba, blocks).unwrap_err();
             assert!(failure.message.starts_with("namespace 1 has 100 blocks:"), "{failure}");
             assert_eq!(failure.code, 2);
         }

@@ -20,10 +20,79 @@ use raceline_tls::{ClientPsk, Offload, TlsConnector};
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::paths::PathArgs;
 use crate::failure::Failure;
+use crate::initiator::RemoteUnit;
 use crate::{naming, secrets};
 
 /// Time limit for each of several addresses of a name.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What blocks are read from and written to.
+pub(crate) enum RemoteDisk {
+    /// A namespace of a controller.
+    Namespace(Remote, NamespaceInfo),
+    /// A logical unit of an iSCSI target.
+    Unit(Box<RemoteUnit>, NamespaceInfo),
+}
+
+impl RemoteDisk {
+    /// Connects to what the command line names: with `--iscsi` the namespace has no meaning.
+    pub(crate) fn connect(args: &ConnectArgs, nsid: NamespaceId) -> Result<Self, Failure> {
+        if args.address.iscsi.iscsi {
+            let unit = RemoteUnit::connect(args)?;
+            let info = unit.namespace();
+            return Ok(Self::Unit(Box::new(unit), info));
+        }
+        let remote = Remote::connect(args)?;
+        let namespace = remote.namespace(nsid)?;
+        Ok(Self::Namespace(remote, namespace))
+    }
+
+    /// Its size and its blocks.
+    pub(crate) fn info(&self) -> &NamespaceInfo {
+        let (Self::Namespace(_, info) | Self::Unit(_, info)) = self;
+        info
+    }
+
+    /// What people call it.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Namespace(_, info) => format!("namespace {}", info.nsid),
+            Self::Unit(unit, _) => format!("logical unit {}", unit.lun()),
+        }
+    }
+
+    /// Reads blocks from `slba` on; `data` is a whole number of them.
+    pub(crate) fn read(&self, slba: u64, data: &mut [u8]) -> Result<(), Failure> {
+        match self {
+            Self::Namespace(remote, info) => remote.read(info.nsid, slba, data),
+            Self::Unit(unit, _) => unit.read(slba, data),
+        }
+    }
+
+    /// Writes blocks from `slba` on; `data` is a whole number of them.
+    pub(crate) fn write(&self, slba: u64, data: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Namespace(remote, info) => remote.write(info.nsid, slba, data),
+            Self::Unit(unit, _) => unit.write(slba, data),
+        }
+    }
+
+    /// Earlier writes are on stable media when this returns.
+    pub(crate) fn flush(&self) -> Result<(), Failure> {
+        match self {
+            Self::Namespace(remote, info) => remote.flush(info.nsid),
+            Self::Unit(unit, _) => unit.flush(),
+        }
+    }
+
+    /// Ends the connection in order.
+    pub(crate) fn disconnect(self) {
+        match self {
+            Self::Namespace(remote, _) => remote.disconnect(),
+            Self::Unit(unit, _) => unit.disconnect(),
+        }
+    }
+}
 
 /// A connected controller.
 pub(crate) struct Remote {
@@ -247,7 +316,7 @@ fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientP
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.
-fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
+pub(crate) fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
     let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     let found = (bare, port).to_socket_addrs();
     let unknown = |why: &dyn std::fmt::Display| {

@@ -8,6 +8,7 @@ use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
+use super::initiator::IscsiArgs;
 use super::paths::PathArgs;
 use super::values::{self, OutputFormat, Tcp};
 
@@ -26,7 +27,11 @@ pub(crate) struct AddressArgs {
     /// Port of the target
     #[arg(short = 's', long = "trsvcid", value_name = "PORT", help_heading = "Target")]
     #[arg(default_value_t = values::DEFAULT_PORT, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(default_value_if("iscsi", clap::builder::ArgPredicate::IsPresent, "3260"))]
     pub(crate) port: u16,
+
+    #[command(flatten)]
+    pub(crate) iscsi: IscsiArgs,
 
     /// Address of this machine to connect from [default: the kernel chooses]
     #[arg(short = 'w', long = "host-traddr", value_name = "ADDR", help_heading = "Host")]
@@ -115,7 +120,7 @@ pub(crate) struct ConnectArgs {
     #[command(flatten)]
     pub(crate) address: AddressArgs,
 
-    /// NQN of the subsystem
+    /// NQN of the subsystem, or with --iscsi the IQN of the target
     #[arg(short = 'n', long = "nqn", value_name = "NQN", help_heading = "Target")]
     #[arg(value_parser = values::nqn)]
     pub(crate) nqn: Nqn,

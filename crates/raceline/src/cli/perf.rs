@@ -23,7 +23,8 @@ checks what an earlier run with --verify and the same --seed, --bs and --offset 
 Several targets: -a and -n name the first, which job files call Nvme0; --target adds others.
 
 Example: raceline perf -a 127.0.0.1 -n NQN --rw randread --bs 4k --iodepth 32 -o json
-         raceline perf -a 127.0.0.1 -n NQN --job adq.fio")]
+         raceline perf -a 127.0.0.1 -n NQN --job adq.fio
+         raceline perf --iscsi -a 127.0.0.1 -n IQN --lun 0 --rw randread --bs 4k --iodepth 32")]
 pub(crate) struct PerfArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,

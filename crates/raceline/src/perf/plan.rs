@@ -33,6 +33,8 @@ const OVERWRITE_DEPTH: u16 = 32;
 pub(super) struct Stage {
     pub(super) config: StageConfig,
     pub(super) jobs: Vec<Described>,
+    /// Its targets are iSCSI targets.
+    pub(super) is_iscsi: bool,
 }
 
 /// How to report a job.
@@ -156,7 +158,7 @@ fn stage(args: &PerfArgs, jobs: Vec<Planned>, targets: &Targets) -> Result<Stage
         reactor_mode: if args.maps.hipri { Mode::Poll } else { args.mode.into() },
         backend: args.io.into(),
     };
-    Ok(Stage { config, jobs: described })
+    Ok(Stage { config, jobs: described, is_iscsi: args.connect.address.iscsi.iscsi })
 }
 
 /// The number of entries of queues.
@@ -369,14 +371,14 @@ fn any_seed() -> u64 {
 }
 
 /// The largest transfer and the block size of a namespace.
-type LimitsOf = dyn FnMut(&StageConfig, FileSpec) -> Result<(u32, u32), Failure>;
+type LimitsOf<'a> = dyn FnMut(&StageConfig, FileSpec) -> Result<(u32, u32), Failure> + 'a;
 
 /// Stages that fill all namespaces of a run, and then overwrite them. `limits` gives the largest transfer
 /// and the block size of each file.
 pub(super) fn precondition(
     args: &PerfArgs,
     stages: &[Stage],
-    limits: &mut LimitsOf,
+    limits: &mut LimitsOf<'_>,
 ) -> Result<Vec<Stage>, Failure> {
     let mut passes: Vec<Stage> = Vec::new();
     let depth_max = args.queue_size.map_or(u16::MAX, |entries| entries - 1);
@@ -393,6 +395,7 @@ pub(super) fn precondition(
                             ..stage.config.clone()
                         },
                         jobs: Vec::new(),
+                        is_iscsi: stage.is_iscsi,
                     });
                     let hosts = &mut pass.config.hosts;
                     let same = |other: &raceline_host::HostConfig| {
@@ -498,6 +501,10 @@ fn connect_options(args: &PerfArgs) -> BTreeMap<String, String> {
     set("traddr", args.connect.address.address.clone());
     set("trsvcid", args.connect.address.port.to_string());
     set("nqn", args.connect.nqn.as_str().to_owned());
+    if args.connect.address.iscsi.iscsi {
+        set("iscsi", "1".to_owned());
+        set("lun", args.connect.address.iscsi.lun.unwrap_or(0).to_string());
+    }
     set("hdr_digest", args.connect.header_digest.to_string());
     set("data_digest", args.connect.data_digest.to_string());
     if args.maps.are_mapped() {
