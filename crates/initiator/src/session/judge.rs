@@ -10,6 +10,9 @@ use crate::task::{TaskData, TaskError};
 impl Session {
     /// Ends the connection.
     pub(super) fn lose(&mut self, cx: &mut Context<'_>, ending: Ending) {
+        // Who has closed it wants no other session, whatever ends this one.
+        let is_leaving = matches!(self.state, State::LoggingOut { for_good: true, .. });
+        let ending = if is_leaving { Ending::Closed } else { ending };
         let orderly = matches!(ending, Ending::Closed | Ending::Redirected(_));
         self.state = State::Draining(ending);
         self.phase_deadline = None;

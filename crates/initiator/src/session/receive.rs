@@ -85,8 +85,7 @@ impl Session {
                     Err(error) => SessionError::Broken(address, Arc::new(error)),
                     Ok(_) => SessionError::ClosedByPeer { address, in_login },
                 };
-                let closes = matches!(self.state, State::LoggingOut { for_good: true, .. });
-                return self.lose(cx, if closes { Ending::Closed } else { Ending::Lost(error) });
+                return self.lose(cx, Ending::Lost(error));
             }
         };
         self.heard = cx.now;
@@ -185,9 +184,8 @@ impl Session {
                 self.handle_async(cx, &message, sense);
             }
             InitiatorEvent::LoggedOut(_) => {
-                let for_good = matches!(self.state, State::LoggingOut { for_good: true, .. });
                 let error = SessionError::Asked(self.target.0, "it asked for a logout");
-                self.lose(cx, if for_good { Ending::Closed } else { Ending::Lost(error) });
+                self.lose(cx, Ending::Lost(error));
             }
             InitiatorEvent::Data { .. }
             | InitiatorEvent::DataEnd { .. }
