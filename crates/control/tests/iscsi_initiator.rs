@@ -13,7 +13,8 @@ use raceline_target::{
     PortalMap, Target, TargetConfig, TargetNodeConfig,
 };
 use serde_json::{Value, json};
-use support::{Kept, ok, wait};
+use support::discovery::wait;
+use support::{Kept, ok};
 
 const NODE: &str = "iqn.2026-01.io.raceline:far";
 const ME: &str = "iqn.2026-01.io.raceline:me";

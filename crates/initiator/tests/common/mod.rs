@@ -173,7 +173,7 @@ impl Core {
     pub fn data(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
         self.read(lba, blocks, u64::MAX);
         let done = self.take_done(u64::MAX);
-        assert_eq!(done.result, Ok(blocks * BLOCK as u32));
+        assert_eq!(done.result, Ok(blocks * u32::try_from(BLOCK).unwrap()));
         let TaskData::Read(buf) = done.data else { panic!("a read without its buffer") };
         buf.to_vec()
     }

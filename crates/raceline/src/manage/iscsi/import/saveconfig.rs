@@ -153,7 +153,7 @@ pub(super) struct MappedLun {
 /// `write_protect` is a number in files of older versions.
 fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     let value = Value::deserialize(deserializer)?;
-    Ok(value != Value::Bool(false) && value != Value::from(0) && value != Value::Null)
+    Ok(value != Value::Bool(false) && value != 0 && value != Value::Null)
 }
 
 /// A name or a secret of CHAP. Whatever the file has here is accepted, so that no error shows it.
