@@ -30,7 +30,7 @@ use raceline_scsi::cdb::{ReserveOut, ReserveOutAction};
 use raceline_scsi::reservation::ReserveOutParameters;
 use raceline_scsi::{Change, LunState, Refusal};
 use reserving::{Host, host_name};
-use serde_json::json;
+use serde_json::{Value, json};
 use zerocopy::IntoBytes as _;
 
 /// Kills of a run.
@@ -370,7 +370,7 @@ fn a_lun_persists_without_a_namespace_and_a_damaged_file_costs_it() {
     let daemon = addresses.start(dir.path());
     let mut two = Initiator::login(addresses.iscsi, 2);
     assert_eq!(two.write(0, 0, &[7; 512]).sense, Some((5, 0x25, 0)), "it is not exported");
-    let listed = daemon.ok("iscsi_get_target_nodes", json!({})).to_string();
+    let listed = daemon.ok("iscsi_get_target_nodes", Value::Null).to_string();
     assert!(listed.contains(TARGET), "{listed}");
     drop(daemon);
     std::fs::write(&file, text).unwrap();
