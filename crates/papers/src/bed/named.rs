@@ -77,10 +77,11 @@ pub fn up(options: &LinkOptions) -> Result<Vec<LinkState>, NamedError> {
 /// # Errors
 /// When there is no bed, or it cannot be read.
 pub fn show() -> Result<Vec<LinkState>, NamedError> {
+    // With one namespace, the link's end in the other one goes, too: that end is not read first.
+    if !Side::BOTH.into_iter().all(exists) {
+        return Err(NamedError::Absent);
+    }
     let state = |side: Side| {
-        if !exists(side) {
-            return Err(NamedError::Absent);
-        }
         let namespace = Namespace::open(&path(side));
         let read = |namespace: Namespace| {
             namespace.run_with_sysfs(|| read_state(QueueSet::Shared.link().0))
