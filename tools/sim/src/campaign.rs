@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::fencing::{self, Fence};
-use crate::{DEFAULT_COMMANDS, Plan, Totals, run};
+use crate::{DEFAULT_COMMANDS, Plan, Totals, run, shared};
 
 /// How often a long campaign says how far it is.
 const PROGRESS: Duration = Duration::from_secs(10);
@@ -20,6 +20,8 @@ pub enum Scenario {
     TwoPaths,
     /// Writes of a path that was lost, and that are late: after a reset, and after the time that the target advertises.
     LateWrites,
+    /// A host of NVMe and sessions of iSCSI on one device, which reserve it, and sessions that are cut.
+    BothProtocols,
 }
 
 impl Scenario {
@@ -30,6 +32,7 @@ impl Scenario {
             Self::OnePath => "one-path",
             Self::TwoPaths => "two-paths",
             Self::LateWrites => "late-writes",
+            Self::BothProtocols => "both-protocols",
         }
     }
 
@@ -48,6 +51,7 @@ impl Scenario {
                     fencing::run(seed, fence).map(drop).map_err(|what| format!("{fence:?}: {what}"))
                 })
                 .map(|()| Totals::default()),
+            Self::BothProtocols => shared::run(seed).map(|_| Totals::default()),
         };
         ran.map_err(|what| format!("{what}\n{}", self.repeat(seed, commands)))
     }

@@ -14,7 +14,8 @@ use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::SimWorld;
 use raceline_target::{
-    HostAccess, ManualCore, NamespaceConfig, QosLimits, SubsystemConfig, Target, TargetError,
+    HostAccess, InitiatorGroupConfig, LunConfig, ManualCore, NamespaceConfig, PortalGroupConfig,
+    PortalMap, QosLimits, SubsystemConfig, Target, TargetError, TargetNodeConfig,
 };
 
 use crate::command::nsid_of;
@@ -26,6 +27,9 @@ use crate::secrets;
 
 /// How long, in real time, a step of a control call may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The target node of iSCSI, if there is one.
+pub const ISCSI_TARGET: &str = "iqn.2026-01.io.raceline:sim";
 
 /// Cores that get a message in one step of a control call.
 #[derive(Clone, Copy)]
@@ -47,6 +51,8 @@ pub struct SimTarget {
     baseline: Vec<usize>,
     /// A removal whose device is not quiet yet, and its namespace.
     removal: Option<(usize, JoinHandle<Result<(), TargetError>>)>,
+    /// How often the cores have been asked all together when the reserver was idle last.
+    rounds: u64,
 }
 
 impl SimTarget {
@@ -69,6 +75,7 @@ impl SimTarget {
             devices: devices(plan)?,
             baseline,
             removal: None,
+            rounds: 0,
         };
         let nqn = simulated.nqn.clone();
         simulated.call(&[Step::All], move |target| {
@@ -99,6 +106,75 @@ impl SimTarget {
             simulated.addresses.push(address);
         }
         Ok(simulated)
+    }
+
+    /// Exports the first device by iSCSI as well, as LUN 0 of [`ISCSI_TARGET`]. Gives where it listens.
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn export_by_iscsi(&mut self) -> Result<SocketAddr, String> {
+        let group = InitiatorGroupConfig::any(1);
+        self.call(&[Step::All], move |target| target.iscsi().set_initiator_group(group))?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let group = PortalGroupConfig::new(1, vec![address]);
+        let steps = [Step::All, Step::All, Step::First, Step::All];
+        let real = self.call(&steps, move |target| target.iscsi().add_portal_group(group))?;
+        let map = PortalMap { portal_group: 1, initiator_group: 1 };
+        let luns = vec![LunConfig::new(Arc::clone(&self.devices[0].0))];
+        let node =
+            TargetNodeConfig { maps: vec![map], luns, ..TargetNodeConfig::new(ISCSI_TARGET) };
+        let steps = [Step::All, Step::All];
+        self.call(&steps, move |target| target.iscsi().add_target_node(node))?;
+        self.rounds = self.target.reserver_progress().rounds;
+        real.first().copied().ok_or_else(|| "a portal group without a portal".into())
+    }
+
+    /// As [`Self::turn`], where hosts and initiators change reservations: after each core, the thread that makes the changes
+    /// goes on until it has nothing to do, or waits for commands to end, while the clock stands still. So the result does
+    /// not depend on the speed of the thread.
+    ///
+    /// # Errors
+    /// When that thread does not go on, or the I/O of a core is broken.
+    pub fn turn_and_settle(&mut self, first: usize) -> Result<bool, String> {
+        let mut busy = false;
+        for index in 0..self.cores.len() {
+            let index = (index + first) % self.cores.len();
+            let (core, io) = &self.cores[index];
+            if io.has_completions() || core.waiting_messages() > 0 {
+                busy = true;
+                self.turn_core(index)?;
+                self.settle()?;
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Has the thread that changes reservations look whether the commands have ended for which it waits.
+    ///
+    /// # Errors
+    /// As [`Self::turn_and_settle`].
+    pub fn look_after_reservations(&mut self) -> Result<(), String> {
+        self.target.look_after_reservations();
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let progress = self.target.reserver_progress();
+            if progress.rounds > self.rounds {
+                self.rounds += 1;
+                for core in 0..self.cores.len() {
+                    self.turn_core(core)?;
+                }
+            } else if progress.is_idle {
+                return Ok(());
+            } else if Instant::now() > deadline {
+                return Err("the thread that changes reservations does not go on".into());
+            } else {
+                std::thread::yield_now();
+            }
+        }
     }
 
     /// Only these hosts may connect from here on, and have to prove themselves.

@@ -19,6 +19,7 @@ pub mod model;
 pub mod paths;
 pub mod plan;
 mod secrets;
+pub mod shared;
 pub mod simulation;
 pub mod world;
 

@@ -23,7 +23,7 @@ struct Arguments {
     /// What is run with each seed.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "one-path")]
     scenario: Vec<Scenario>,
-    /// Every scenario with each seed: also lost paths, dead targets and late writes.
+    /// Every scenario with each seed: also lost paths, dead targets, late writes and both protocols on one device.
     #[arg(long, conflicts_with = "scenario")]
     all: bool,
     /// Threads [default: one for each core].
