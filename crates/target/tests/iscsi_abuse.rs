@@ -17,8 +17,8 @@ use raceline_target::{
     InitiatorGroupConfig, LunConfig, PortalGroupConfig, PortalMap, Target, TargetNodeConfig,
 };
 
-/// Blocks of a write of which the target asks for the second half, and the first of them.
-const BLOCKS: u16 = 1024;
+/// Blocks of a write that is longer than what comes with it unasked, and the first of them.
+const BLOCKS: u16 = 768;
 const FIRST: u32 = 64;
 /// Bytes that come with such a write, unasked.
 const IMMEDIATE: usize = 256 << 10;
@@ -76,7 +76,7 @@ struct R2t {
 }
 
 impl R2t {
-    /// Begins a write, and waits until the target asks for its second half.
+    /// Begins a write, and waits until the target asks for the rest of its data.
     fn of_a_write(host: &mut Initiator, data: &[u8]) -> (u16, Self) {
         let slot = host.start(0, &rw(0x2a, FIRST, BLOCKS), 0, data);
         let mut pdu = [0; 48];
@@ -118,7 +118,7 @@ fn data_that_are_not_what_was_asked_for_fail_their_command_alone() {
     let data = pattern(1, BYTES);
     let longer = pattern(1, BYTES + 4096);
     type Answer<'a> = &'a dyn Fn(&R2t) -> Vec<Vec<u8>>;
-    let half = IMMEDIATE / 2;
+    let half = (BYTES - IMMEDIATE) / 2;
     let cases: [(&str, Answer<'_>); 7] = [
         ("too long", &|r2t| vec![r2t.data_out(0, r2t.offset, &longer[IMMEDIATE..], true)]),
         ("too long in its second part", &|r2t| {
@@ -194,7 +194,8 @@ fn data_that_never_come_hold_nobody_up() {
             (host, slot)
         })
         .collect();
-    drop(silent.split_off(12));
+    // Those who hold buffers leave. The sockets of those who wait for one are not read until they have it.
+    silent.drain(..12).for_each(drop);
     eventually("those who have left are gone", || bed.target.iscsi().connections().len() == 13);
     // A command that needs no buffer, and one that waits for one until somebody gives his up.
     bed.neighbour.ping();
@@ -209,7 +210,7 @@ fn a_write_that_is_aborted_with_its_data_in_flight_does_not_land() {
     let mut bed = Bed::new();
     let mut host = Initiator::login(bed.address, 1);
     let data = pattern(1, BYTES);
-    let half = IMMEDIATE / 2;
+    let half = (BYTES - IMMEDIATE) / 2;
     for function in
         [TmfFunction::AbortTask, TmfFunction::AbortTaskSet, TmfFunction::LogicalUnitReset]
     {
