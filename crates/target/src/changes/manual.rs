@@ -22,6 +22,7 @@ pub struct ManualCore {
     mailbox: Mailbox<Message>,
     completions: Vec<Completion>,
     pool: BufferPool,
+    shared: Arc<Shared>,
 }
 
 impl Target {
@@ -47,7 +48,8 @@ impl Target {
             let (sender, mailbox) = mailbox(io.waker());
             senders.push(sender);
             let service = PollGroup::new(index, Arc::clone(&shared));
-            cores.push(ManualCore { service, mailbox, completions: Vec::new(), pool });
+            let shared = Arc::clone(&shared);
+            cores.push(ManualCore { service, mailbox, completions: Vec::new(), pool, shared });
         }
         shared.set_senders(senders);
         Ok((Self::with_cores(shared, Vec::new()), cores))
@@ -79,7 +81,7 @@ impl Target {
     /// look by itself.
     pub fn look_after_reservations(&self) {
         if self.control.shared.reserver_progress.waiting.load(Ordering::SeqCst) > 0 {
-            self.control.shared.reserve(DeviceRequest::Look);
+            self.control.shared.reserve_at_once(DeviceRequest::Look);
         }
     }
 }
@@ -93,6 +95,7 @@ impl ManualCore {
     /// # Errors
     /// When the I/O is broken.
     pub fn turn(&mut self, io: &mut dyn Io) -> io::Result<bool> {
+        let messages = self.mailbox.waiting();
         io.poll(Wait::No, &mut self.completions)?;
         let now = io.now();
         let mut cx = Context { io, pool: &self.pool, now };
@@ -100,12 +103,13 @@ impl ManualCore {
         for completion in self.completions.drain(..) {
             self.service.handle_completion(&mut cx, completion);
         }
-        for _ in 0..self.mailbox.waiting() {
+        for _ in 0..messages {
             let Some(message) = self.mailbox.receive() else { break };
             busy = true;
             self.service.handle_message(&mut cx, message);
         }
         self.service.flush(&mut cx);
+        self.shared.release_requests();
         Ok(busy)
     }
 

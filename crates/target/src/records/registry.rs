@@ -58,7 +58,7 @@ struct Registry {
 }
 
 /// How far the thread that changes reservations is, for drivers of manual cores.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ReserverProgress {
     /// Requests that it was given, and those with which it is done for now.
     pub(crate) asked: AtomicU64,
@@ -67,6 +67,8 @@ pub(crate) struct ReserverProgress {
     pub(crate) rounds: AtomicU64,
     /// Commands that wait for others to end.
     pub(crate) waiting: AtomicUsize,
+    /// What a manual core has asked for in its turn.
+    held: Mutex<Vec<DeviceRequest>>,
 }
 
 impl Shared {
@@ -309,8 +311,31 @@ impl Shared {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a request to the thread that changes reservations; false: there is no such thread.
+    /// Hands a request of a core to the thread that changes reservations; false: there is no such thread. Of a manual core,
+    /// it gets it at the end of the core's turn: what it answers meanwhile would depend on its speed.
     pub(crate) fn reserve(&self, request: DeviceRequest) -> bool {
+        if !self.is_manual() {
+            return self.reserve_at_once(request);
+        }
+        let is_there = self.reserver().is_some();
+        if is_there {
+            self.held_requests().push(request);
+        }
+        is_there
+    }
+
+    /// The turn of a manual core has ended.
+    pub(crate) fn release_requests(&self) {
+        for request in std::mem::take(&mut *self.held_requests()) {
+            self.reserve_at_once(request);
+        }
+    }
+
+    fn held_requests(&self) -> MutexGuard<'_, Vec<DeviceRequest>> {
+        self.reserver_progress.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn reserve_at_once(&self, request: DeviceRequest) -> bool {
         self.reserver_progress.asked.fetch_add(1, Ordering::SeqCst);
         let sent = self.reserver().as_ref().is_some_and(|reserver| reserver.send(request).is_ok());
         if !sent {
