@@ -408,6 +408,14 @@ impl TargetConnection {
         }
     }
 
+    /// Whether data of a task are coming: [`Event::Data`] and [`Event::DataEnd`] of one PDU. `false` also once the task
+    /// has ended amid them; then the rest of them has no event.
+    #[must_use]
+    #[inline]
+    pub fn takes_data(&self) -> bool {
+        matches!(self.end.current, Incoming::Task { .. })
+    }
+
     /// Takes a command whose header begins like the one before it, and that has no fault. Takes nothing otherwise:
     /// then [`Self::receive_header`] has to judge it.
     #[inline(always)]

@@ -4,7 +4,7 @@
 use sim::shared::{Counts, run};
 
 /// More on request: `cargo xtask sim --scenario both-protocols --seeds N`.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 100;
 
 #[test]
 fn both_protocols_work_on_one_device() {

@@ -26,7 +26,7 @@ const COMPARE: u64 = 1 << 63;
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) id: u64,
-    /// The status; of a fused operation, that of its Compare if that is an error.
+    /// The status; of a fused operation, that of the half which has made both fail.
     pub(super) status: Status,
     pub(super) data: Vec<u8>,
 }
@@ -190,7 +190,9 @@ impl Host {
         };
         self.swaps.remove(&id);
         let (compare, write) = if user & COMPARE == 0 { (first, status) } else { (status, first) };
-        let status = if compare.is_success() { write } else { compare };
+        let follows =
+            [Status::ABORTED_FAILED_FUSED, Status::ABORTED_FAILED_FUSED.dnr()].contains(&compare);
+        let status = if compare.is_success() || follows { write } else { compare };
         self.answers.push(Answer { id, status, data });
     }
 }

@@ -301,6 +301,10 @@ impl Connection {
                 self.defer(core);
                 break;
             }
+            if !self.out.proto.takes_data() {
+                // A task that has ended amid the data of a PDU leaves the sum of those that came.
+                self.crc = Crc32c::new();
+            }
             match self.out.proto.receive(input) {
                 Ok(Some(event)) => {
                     let taken = self.handle_event(cx, core, event, input);
