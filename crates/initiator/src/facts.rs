@@ -227,14 +227,20 @@ fn page(session: &BlockingSession, code: u8) -> Result<Option<Vec<u8>>, SessionE
     Ok((told == code).then(|| rest[..rest.len().min(len)].to_vec()))
 }
 
-/// NAA or else EUI-64 of the logical unit itself (SPC-5, 7.7.6).
+/// UUID, else NAA, else EUI-64 of the logical unit itself (SPC-5, 7.7.6). A Raceline's UUID is that of the namespace over
+/// the same device.
 fn identifier(page: &[u8]) -> Option<Vec<u8>> {
     let mut found: Option<(u8, &[u8])> = None;
     let mut rest = page;
     while let [_, kind, _, len, ref tail @ ..] = *rest {
         let (id, next) = tail.split_at_checked(usize::from(len))?;
         let (of_unit, kind) = (kind & 0x30 == 0, kind & 0xf);
-        if of_unit && matches!(kind, 2 | 3) && found.is_none_or(|(known, _)| kind > known) {
+        let id = match (kind, id) {
+            (0xa, [0x10, 0, uuid @ ..]) if uuid.len() == 16 => Some(uuid),
+            (2 | 3, id) => Some(id),
+            _ => None,
+        };
+        if let Some(id) = id.filter(|_| of_unit && found.is_none_or(|(known, _)| kind > known)) {
             found = Some((kind, id));
         }
         rest = next;
@@ -282,12 +288,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_identifier_is_that_of_the_unit_and_naa_goes_first() {
+    fn the_identifier_is_that_of_the_unit_and_a_uuid_goes_first() {
         let mut page = vec![1, 0x10 | 3, 0, 2, 9, 9]; // of a port
         page.extend([1, 2, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(identifier(&page).unwrap(), [1, 2, 3, 4, 5, 6, 7, 8]);
         page.extend([1, 3, 0, 2, 0x60, 7]);
         assert_eq!(identifier(&page).unwrap(), [0x60, 7]);
+        page.extend([1, 0xa, 0, 18, 0x10, 0]);
+        page.extend([5; 16]);
+        page.extend([1, 3, 0, 1, 0x61]);
+        page.extend([1, 0xa, 0, 17, 0x10, 0]);
+        page.extend([6; 15]); // no UUID
+        assert_eq!(identifier(&page).unwrap(), [5; 16]);
         page.extend([1, 3, 0, 200]);
         assert_eq!(identifier(&page), None, "cut short");
         assert_eq!(identifier(&[]), None);
