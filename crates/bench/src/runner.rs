@@ -5,12 +5,12 @@
 
 mod connect;
 mod core;
+mod fleet;
 pub mod iscsi;
 pub mod stage;
 mod window;
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use raceline_accel::Framework;
@@ -19,20 +19,20 @@ use raceline_host::{
 };
 use raceline_initiator::SessionError;
 use raceline_proto::nvme::NamespaceId;
-use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{Backend, LoopSnapshot, Mode, PoolConfig, ReactorConfig};
 
 use crate::cost::{Cost, Counts};
 use crate::cpu::CpuTime;
 use crate::histogram::Latencies;
-use crate::job::{Batch, JobConfig, JobError, JobResult, QueueJob, Slice};
+use crate::job::{Batch, JobError, JobResult, QueueJob, Slice};
 use crate::report::LoopCounters;
 use crate::workload::RwMode;
 
 use self::core::{Core, CoreConfig, Event, LoadConfig, Message, News, PathNews, PortConfig};
+use self::fleet::{Fleet, Heard, Protocol};
 use self::stage::{
     Cpus, FileSpec, JobSpec, Layout, Misfit, Plan, Route, Size, StageConfig, Volume, find_namespace,
 };
-use self::window::{Sample, Window};
 
 /// How long before the common start the cores receive its time.
 const START_DELAY: Duration = Duration::from_millis(5);
@@ -314,13 +314,7 @@ impl<'a> Session<'a> {
             }
         }
         let (sender, events) = mpsc::channel();
-        let mut coordinator = Coordinator {
-            cores: Vec::new(),
-            counters: Vec::new(),
-            events,
-            early: Vec::new(),
-            watch,
-        };
+        let mut coordinator = Coordinator { fleet: Fleet::new(events), early: Vec::new(), watch };
         coordinator.spawn(&config, &layout, &sender)?;
         drop(sender);
         let (associations, plans) = coordinator.bring_up(&config, &layout)?;
@@ -392,36 +386,76 @@ impl<'a> Session<'a> {
     }
 
     fn run_stage_at(&mut self, moment: Moment) -> Result<StageOutcome, RunError> {
-        let start = self.coordinator.begin(&self.config, &self.layout, &self.plans, moment)?;
-        self.coordinator.collect(&self.config, &self.layout, start)
+        let (config, layout) = (&self.config, &self.layout);
+        let Coordinator { fleet, watch, .. } = &mut self.coordinator;
+        let start = fleet.begin(config, layout, &self.plans, moment)?;
+        fleet.collect(config, layout, start, watch, |fleet, event| fleet.pass_on(layout, event))
     }
 
     /// What the queues count, for samples while a run goes on.
     #[must_use]
     pub fn counters(&self) -> Vec<Arc<QueueCounters>> {
-        self.coordinator.counters.concat()
+        self.coordinator.fleet.counters.concat()
     }
 
     /// Changes how all queues gather commands before they send them.
     pub fn set_i10(&self, i10: Option<I10Config>) {
-        self.coordinator.broadcast(|| Message::Gather(i10));
+        self.coordinator.fleet.broadcast(|| Message::Gather(i10));
     }
 
     /// Changes what the cores do when they are idle.
     pub fn set_mode(&self, mode: Mode) {
-        self.coordinator.cores.iter().for_each(|core| core.set_mode(mode));
+        self.coordinator.fleet.cores.iter().for_each(|core| core.set_mode(mode));
     }
 }
 
 /// The calling thread's part of a run.
 struct Coordinator<'a> {
-    cores: Vec<ReactorHandle<Message>>,
-    /// The counters of the queues, by core.
-    counters: Vec<Vec<Arc<QueueCounters>>>,
-    events: Receiver<Event>,
+    fleet: Fleet<Tcp>,
     /// What was told of paths before the cores had queues.
     early: Vec<PathNews>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
+}
+
+/// NVMe/TCP. Closing ends the I/O queues, then the admin queue.
+struct Tcp;
+
+impl Protocol for Tcp {
+    type Message = Message;
+    type Event = Event;
+    /// Of the queues, by controller.
+    type Counters = Vec<Arc<QueueCounters>>;
+
+    fn begin(jobs: Vec<QueueJob>) -> Message {
+        Message::Begin(jobs)
+    }
+
+    fn finish() -> Message {
+        Message::Finish
+    }
+
+    fn close() -> Message {
+        Message::Close
+    }
+
+    fn heard(event: Event) -> Heard<Event> {
+        match event {
+            Event::Finished(core, results) => Heard::Finished(core, results),
+            Event::JobEnded => Heard::JobEnded,
+            Event::Closed => Heard::Closed,
+            event => Heard::Other(event),
+        }
+    }
+
+    fn count(counters: &Self::Counters, stats: LoopSnapshot) -> Counts {
+        // The counts of a loop are taken once, however many controllers it talks to.
+        let (mut stats, mut counts) = (Some(stats), Counts::default());
+        for counters in counters {
+            let stats = stats.take().unwrap_or_default();
+            counts.add(Counts::of_host(counters.totals(), &stats));
+        }
+        counts
+    }
 }
 
 impl Coordinator<'_> {
@@ -453,19 +487,11 @@ impl Coordinator<'_> {
                 accel: config.accel.clone(),
                 name: format!("perf-{}", pinned.unwrap_or(thread)),
             };
-            let counters = Arc::new(OnceLock::new());
-            let made = Arc::clone(&counters);
-            let cpus = cpus.clone();
-            let handle = Reactor::spawn(reactor, move |cx| {
-                if cpus.len() > 1 {
-                    restrict(&cpus)?;
-                }
+            self.fleet.add(reactor, cpus.clone(), move |cx| {
                 let core = Core::new(cx, core);
-                let _ = made.set(core.counters());
-                Ok(core)
-            });
-            self.cores.push(handle.map_err(RunError::Reactor)?);
-            self.counters.push(counters.get().cloned().unwrap_or_default());
+                let counters = core.counters();
+                (core, counters)
+            })?;
         }
         Ok(())
     }
@@ -495,124 +521,17 @@ impl Coordinator<'_> {
         stage::check_overlaps(&config.jobs, &plans)?;
         for (host, (path, association)) in up.into_iter().enumerate() {
             let news = PathNews { host, path, news: News::Up(association) };
-            self.broadcast(|| Message::Path(news.clone()));
+            self.fleet.broadcast(|| Message::Path(news.clone()));
         }
         for news in std::mem::take(&mut self.early) {
-            self.broadcast(|| Message::Path(news.clone()));
+            self.fleet.broadcast(|| Message::Path(news.clone()));
         }
         self.wait_ready(config, layout)?;
         Ok((associations, plans))
     }
+}
 
-    /// Gives all cores a common start.
-    fn begin(
-        &self,
-        config: &StageConfig,
-        layout: &Layout,
-        plans: &[Vec<Plan>],
-        moment: Moment,
-    ) -> Result<Instant, RunError> {
-        let start = moment.start.unwrap_or_else(|| Instant::now() + START_DELAY);
-        let mut jobs: Vec<Vec<QueueJob>> = self.cores.iter().map(|_| Vec::new()).collect();
-        for (stream, load) in (0..).zip(&layout.loads) {
-            let job = &config.jobs[load.job];
-            let plan = &plans[load.job][usize::from(load.clone)];
-            let made = QueueJob::new(JobConfig {
-                workload: plan.workload.clone(),
-                queue: plan.first_part + u64::from(load.queue),
-                queues: plan.parts,
-                stream,
-                depth: job.depth,
-                batch: job.batch,
-                start,
-                ramp: job.ramp,
-                runtime: job.runtime,
-                commands: plan.commands_of(load.queue, job.queues),
-                slice: moment.slice,
-            });
-            let misfit = |error| RunError::Misfit(Misfit::of_workload(load.job, error));
-            jobs[load.thread].push(made.map_err(misfit)?);
-        }
-        for (core, jobs) in self.cores.iter().zip(jobs) {
-            // A missing result tells that a core has ended.
-            let _ = core.sender().send(Message::Begin(jobs));
-        }
-        Ok(start)
-    }
-
-    /// Samples usage and counts at both ends of the window and gathers the results.
-    fn collect(
-        &mut self,
-        config: &StageConfig,
-        layout: &Layout,
-        start: Instant,
-    ) -> Result<StageOutcome, RunError> {
-        let (measure_from, end) = config.window(start);
-        let cores = layout.bound_cores();
-        let mut clones = config.empty_clones();
-        let mut window = Window::begin(&cores, self.sample());
-        let (mut ended, mut stopped, mut sampled_start) = (None, false, false);
-        let mut left = self.cores.len();
-        while left > 0 {
-            let now = Instant::now();
-            if !sampled_start && now >= measure_from {
-                (window, sampled_start) = (Window::begin(&cores, self.sample()), true);
-            }
-            if ended.is_none() && (end.is_some_and(|end| now >= end) || stopped) {
-                ended = Some(window.end(self.sample()));
-            }
-            let next = [Some(measure_from), end].into_iter().flatten().find(|&at| at > now);
-            let wait = next.map_or(TICK, |at| TICK.min(at - now));
-            match self.next_event(wait)? {
-                Some(Event::Finished(core, results)) => {
-                    left -= 1;
-                    let loads = layout.loads.iter().filter(|load| load.thread == core);
-                    for (load, result) in loads.zip(results) {
-                        let which = |clone: &&mut CloneOutcome| {
-                            (clone.job, clone.clone) == (load.job, load.clone)
-                        };
-                        clones.iter_mut().find(which).into_iter().for_each(|c| c.add(&result));
-                    }
-                }
-                Some(Event::JobEnded) => {
-                    stopped = true;
-                    self.broadcast(|| Message::Finish);
-                }
-                Some(event) => self.pass_on(layout, event),
-                None => {
-                    let progress = if ended.is_some() {
-                        Progress::Finishing
-                    } else {
-                        let done = now.saturating_duration_since(start);
-                        Progress::Running(done, end.map(|end| end - start))
-                    };
-                    if !(self.watch)(progress) && !stopped {
-                        stopped = true;
-                        self.broadcast(|| Message::Finish);
-                    }
-                }
-            }
-        }
-        let used = ended.unwrap_or_else(|| window.end(self.sample()));
-        Ok(used.outcome(clones))
-    }
-
-    /// The usage and counts so far.
-    fn sample(&self) -> Sample {
-        let mut sample = Sample { cpu: CpuTime::now(), ..Sample::default() };
-        for (core, counters) in self.cores.iter().zip(&self.counters) {
-            let stats = core.stats().snapshot();
-            sample.loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
-            // The counts of a loop are taken once, however many controllers it talks to.
-            let mut stats = Some(stats);
-            for counters in counters {
-                let stats = stats.take().unwrap_or_default();
-                sample.counts.add(Counts::of_host(counters.totals(), &stats));
-            }
-        }
-        sample
-    }
-
+impl Fleet<Tcp> {
     /// Tells the other cores what one core learns about an association.
     fn pass_on(&self, layout: &Layout, event: Event) {
         match event {
@@ -637,50 +556,6 @@ impl Coordinator<'_> {
             Event::Unreachable(_) => {}
             Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
         }
-    }
-
-    fn next_event(&self, wait: Duration) -> Result<Option<Event>, RunError> {
-        match self.events.recv_timeout(wait) {
-            Ok(event) => Ok(Some(event)),
-            Err(RecvTimeoutError::Timeout) if self.cores.iter().all(ReactorHandle::is_running) => {
-                Ok(None)
-            }
-            Err(_) => Err(RunError::Lost("ended unexpectedly")),
-        }
-    }
-
-    fn broadcast(&self, message: impl Fn() -> Message) {
-        for core in &self.cores {
-            // `next_event` notices that a core has ended.
-            let _ = core.sender().send(message());
-        }
-    }
-
-    /// Closes the I/O queues, then the admin queue, and waits for the threads.
-    fn close(&mut self) {
-        self.broadcast(|| Message::Close);
-        let deadline = Instant::now() + DRAIN_LIMIT;
-        let mut open = self.cores.len();
-        while open > 0 && Instant::now() < deadline {
-            match self.events.recv_timeout(TICK) {
-                Ok(Event::Closed) => open -= 1,
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout)
-                    if self.cores.iter().any(ReactorHandle::is_running) => {}
-                Err(_) => break,
-            }
-        }
-        for core in self.cores.drain(..) {
-            if let Err(error) = if open == 0 { core.join() } else { Ok(()) } {
-                tracing::error!("{error}");
-            }
-        }
-    }
-}
-
-impl Drop for Coordinator<'_> {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 
@@ -769,16 +644,4 @@ fn port_configs(config: &StageConfig, layout: &Layout, thread: usize) -> Vec<Por
         admin: layout.admins[index] == thread,
     };
     layout.ports(thread).into_iter().map(port).collect()
-}
-
-/// Lets the calling thread run on these CPUs only.
-fn restrict(cpus: &[usize]) -> std::io::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    for &cpu in cpus {
-        if cpu >= rustix::thread::CpuSet::MAX_CPU {
-            return Err(std::io::Error::other(format!("there is no CPU {cpu}")));
-        }
-        set.set(cpu);
-    }
-    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }

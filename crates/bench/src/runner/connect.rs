@@ -25,7 +25,7 @@ impl Coordinator<'_> {
     ) -> Result<Vec<(PathId, Association)>, RunError> {
         let mut up: Vec<Option<(PathId, Association)>> = vec![None; config.hosts.len()];
         while up.iter().any(Option::is_none) {
-            match self.next_event(TICK)? {
+            match self.fleet.next_event(TICK)? {
                 Some(Event::Path(PathNews { host, path, news: News::Up(association) }))
                     if up[host].is_none() =>
                 {
@@ -64,8 +64,8 @@ impl Coordinator<'_> {
         layout: &Layout,
     ) -> Result<(), RunError> {
         let mut ready = 0;
-        while ready < self.cores.len() {
-            match self.next_event(TICK)? {
+        while ready < self.fleet.cores.len() {
+            match self.fleet.next_event(TICK)? {
                 Some(Event::Ready) => ready += 1,
                 Some(Event::Path(news)) if config.hosts[news.host].more_paths.is_empty() => {
                     news.into_failure()?;
@@ -78,7 +78,7 @@ impl Coordinator<'_> {
                 Some(Event::Unreachable(error) | Event::Failed(_, error)) => {
                     return Err(error.into());
                 }
-                Some(event) => self.pass_on(layout, event),
+                Some(event) => self.fleet.pass_on(layout, event),
                 None if !(self.watch)(Progress::Connecting) => return Err(RunError::Stopped),
                 None => {}
             }

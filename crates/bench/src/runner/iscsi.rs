@@ -4,25 +4,19 @@
 
 mod core;
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, mpsc};
 
 use raceline_host::NamespaceInfo;
-use raceline_initiator::{SessionConfig, SessionCounters, SessionTotals, UnitInfo};
+use raceline_initiator::{SessionConfig, SessionCounters, UnitInfo};
 use raceline_proto::nvme::NamespaceId;
-use raceline_reactor::{PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{LoopSnapshot, PoolConfig, ReactorConfig};
 
 use self::core::{Core, CoreConfig, Event, LoadConfig, Message};
-use super::stage::{self, FileSpec, JobSpec, Layout, Misfit, Plan, Problem, Route, StageConfig};
-use super::window::{Sample, Window};
-use super::{
-    CloneOutcome, DRAIN_LIMIT, Progress, RunError, START_DELAY, StageOutcome, TICK, restrict,
-};
+use super::fleet::{Fleet, Heard, Protocol};
+use super::stage::{self, FileSpec, JobSpec, Layout, Problem, Route, StageConfig};
+use super::{Moment, Progress, RunError, StageOutcome, TICK};
 use crate::cost::Counts;
-use crate::cpu::CpuTime;
-use crate::job::{JobConfig, QueueJob};
-use crate::report::LoopCounters;
+use crate::job::QueueJob;
 
 /// Bytes of the memory into which a session receives beside payloads.
 const STAGING_BYTES: usize = 128 << 10;
@@ -102,19 +96,66 @@ pub fn run_stage(
     let plans = config.jobs.iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()?;
     stage::check_overlaps(&config.jobs, &plans)?;
     let (sender, events) = mpsc::channel();
-    let mut run = Run { cores: Vec::new(), counters: Vec::new(), events, watch };
+    let mut run = Run { fleet: Fleet::new(events), watch };
     run.spawn(config, units, &layout, &sender)?;
     drop(sender);
     run.wait_ready()?;
-    let start = run.begin(config, &layout, &plans)?;
-    run.collect(config, &layout, start)
+    let start = run.fleet.begin(config, &layout, &plans, Moment::default())?;
+    run.fleet.collect(config, &layout, start, run.watch, |_, event| {
+        if let Event::Lost(error) = event {
+            tracing::warn!("{error}; trying to connect again");
+        }
+    })
 }
 
-/// The calling thread's part of a run. Dropped, it closes all sessions.
+/// iSCSI. Closing logs out of all sessions.
+struct Sessions;
+
+impl Protocol for Sessions {
+    type Message = Message;
+    type Event = Event;
+    type Counters = Arc<SessionCounters>;
+
+    fn begin(jobs: Vec<QueueJob>) -> Message {
+        Message::Begin(jobs)
+    }
+
+    fn finish() -> Message {
+        Message::Finish
+    }
+
+    fn close() -> Message {
+        Message::Close
+    }
+
+    fn heard(event: Event) -> Heard<Event> {
+        match event {
+            Event::Finished(core, results) => Heard::Finished(core, results),
+            Event::JobEnded => Heard::JobEnded,
+            Event::Closed => Heard::Closed,
+            event => Heard::Other(event),
+        }
+    }
+
+    /// Under the names that the counts of queues have.
+    fn count(counters: &Self::Counters, stats: LoopSnapshot) -> Counts {
+        let totals = counters.totals();
+        Counts {
+            system_calls: stats.io.system_calls,
+            receives: totals.receives,
+            sends: totals.sends,
+            pdus_received: totals.pdus_received,
+            pdus_sent: totals.pdus_sent,
+            copied_bytes: totals.copied_bytes,
+            // A wrong digest ends an iSCSI session.
+            digest_retries: 0,
+        }
+    }
+}
+
+/// The calling thread's part of a run.
 struct Run<'a> {
-    cores: Vec<ReactorHandle<Message>>,
-    counters: Vec<Arc<SessionCounters>>,
-    events: Receiver<Event>,
+    fleet: Fleet<Sessions>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
 }
 
@@ -149,18 +190,11 @@ impl Run<'_> {
                 accel: None,
                 name: format!("perf-{}", pinned.unwrap_or(thread)),
             };
-            let counters = Arc::new(OnceLock::new());
-            let (made, cpus) = (Arc::clone(&counters), cpus.clone());
-            let handle = Reactor::spawn(reactor, move |cx| {
-                if cpus.len() > 1 {
-                    restrict(&cpus)?;
-                }
+            self.fleet.add(reactor, cpus.clone(), move |cx| {
                 let core = Core::new(cx, core);
-                let _ = made.set(core.counters());
-                Ok(core)
-            });
-            self.cores.push(handle.map_err(RunError::Reactor)?);
-            self.counters.push(counters.get().cloned().unwrap_or_default());
+                let counters = core.counters();
+                (core, counters)
+            })?;
         }
         Ok(())
     }
@@ -168,8 +202,8 @@ impl Run<'_> {
     /// Waits until all sessions are there.
     fn wait_ready(&mut self) -> Result<(), RunError> {
         let mut ready = 0;
-        while ready < self.cores.len() {
-            match self.next_event(TICK)? {
+        while ready < self.fleet.cores.len() {
+            match self.fleet.next_event(TICK)? {
                 Some(Event::Ready) => ready += 1,
                 Some(Event::Lost(error)) => return Err(RunError::Session(error)),
                 Some(_) => {}
@@ -178,165 +212,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Gives all cores a common start.
-    fn begin(
-        &self,
-        config: &StageConfig,
-        layout: &Layout,
-        plans: &[Vec<Plan>],
-    ) -> Result<Instant, RunError> {
-        let start = Instant::now() + START_DELAY;
-        let mut jobs: Vec<Vec<QueueJob>> = self.cores.iter().map(|_| Vec::new()).collect();
-        for (stream, load) in (0..).zip(&layout.loads) {
-            let job = &config.jobs[load.job];
-            let plan = &plans[load.job][usize::from(load.clone)];
-            let made = QueueJob::new(JobConfig {
-                workload: plan.workload.clone(),
-                queue: plan.first_part + u64::from(load.queue),
-                queues: plan.parts,
-                stream,
-                depth: job.depth,
-                batch: job.batch,
-                start,
-                ramp: job.ramp,
-                runtime: job.runtime,
-                commands: plan.commands_of(load.queue, job.queues),
-                slice: None,
-            });
-            let misfit = |error| RunError::Misfit(Misfit::of_workload(load.job, error));
-            jobs[load.thread].push(made.map_err(misfit)?);
-        }
-        for (core, jobs) in self.cores.iter().zip(jobs) {
-            // A missing result tells that a core has ended.
-            let _ = core.sender().send(Message::Begin(jobs));
-        }
-        Ok(start)
-    }
-
-    /// Samples usage and counts at both ends of the window and gathers the results.
-    fn collect(
-        &mut self,
-        config: &StageConfig,
-        layout: &Layout,
-        start: Instant,
-    ) -> Result<StageOutcome, RunError> {
-        let (measure_from, end) = config.window(start);
-        let cores = layout.bound_cores();
-        let mut clones = config.empty_clones();
-        let mut window = Window::begin(&cores, self.sample());
-        let (mut ended, mut stopped, mut sampled_start) = (None, false, false);
-        let mut left = self.cores.len();
-        while left > 0 {
-            let now = Instant::now();
-            if !sampled_start && now >= measure_from {
-                (window, sampled_start) = (Window::begin(&cores, self.sample()), true);
-            }
-            if ended.is_none() && (end.is_some_and(|end| now >= end) || stopped) {
-                ended = Some(window.end(self.sample()));
-            }
-            let next = [Some(measure_from), end].into_iter().flatten().find(|&at| at > now);
-            let wait = next.map_or(TICK, |at| TICK.min(at - now));
-            match self.next_event(wait)? {
-                Some(Event::Finished(core, results)) => {
-                    left -= 1;
-                    let loads = layout.loads.iter().filter(|load| load.thread == core);
-                    for (load, result) in loads.zip(results) {
-                        let which = |clone: &&mut CloneOutcome| {
-                            (clone.job, clone.clone) == (load.job, load.clone)
-                        };
-                        clones.iter_mut().find(which).into_iter().for_each(|c| c.add(&result));
-                    }
-                }
-                Some(Event::JobEnded) => {
-                    stopped = true;
-                    self.broadcast(|| Message::Finish);
-                }
-                Some(Event::Lost(error)) => {
-                    tracing::warn!("{error}; trying to connect again");
-                }
-                Some(Event::Ready | Event::Closed) => {}
-                None => {
-                    let progress = if ended.is_some() {
-                        Progress::Finishing
-                    } else {
-                        let done = now.saturating_duration_since(start);
-                        Progress::Running(done, end.map(|end| end - start))
-                    };
-                    if !(self.watch)(progress) && !stopped {
-                        stopped = true;
-                        self.broadcast(|| Message::Finish);
-                    }
-                }
-            }
-        }
-        let used = ended.unwrap_or_else(|| window.end(self.sample()));
-        Ok(used.outcome(clones))
-    }
-
-    /// The usage and counts so far.
-    fn sample(&self) -> Sample {
-        let mut sample = Sample { cpu: CpuTime::now(), ..Sample::default() };
-        for (core, counters) in self.cores.iter().zip(&self.counters) {
-            let stats = core.stats().snapshot();
-            sample.loops.add(LoopCounters { busy_turns: stats.busy_turns, waits: stats.waits });
-            sample.counts.add(counts(counters.totals(), stats.io.system_calls));
-        }
-        sample
-    }
-
-    fn next_event(&self, wait: Duration) -> Result<Option<Event>, RunError> {
-        match self.events.recv_timeout(wait) {
-            Ok(event) => Ok(Some(event)),
-            Err(RecvTimeoutError::Timeout) if self.cores.iter().all(ReactorHandle::is_running) => {
-                Ok(None)
-            }
-            Err(_) => Err(RunError::Lost("ended unexpectedly")),
-        }
-    }
-
-    fn broadcast(&self, message: impl Fn() -> Message) {
-        for core in &self.cores {
-            // `next_event` notices that a core has ended.
-            let _ = core.sender().send(message());
-        }
-    }
-}
-
-impl Drop for Run<'_> {
-    fn drop(&mut self) {
-        self.broadcast(|| Message::Close);
-        let deadline = Instant::now() + DRAIN_LIMIT;
-        let mut open = self.cores.len();
-        while open > 0 && Instant::now() < deadline {
-            match self.events.recv_timeout(TICK) {
-                Ok(Event::Closed) => open -= 1,
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout)
-                    if self.cores.iter().any(ReactorHandle::is_running) => {}
-                Err(_) => break,
-            }
-        }
-        for core in self.cores.drain(..) {
-            if let Err(error) = if open == 0 { core.join() } else { Ok(()) } {
-                tracing::error!("{error}");
-            }
-        }
-    }
-}
-
-/// The counts of sessions under the names that those of queues have.
-fn counts(totals: SessionTotals, system_calls: u64) -> Counts {
-    Counts {
-        system_calls,
-        receives: totals.receives,
-        sends: totals.sends,
-        pdus_received: totals.pdus_received,
-        pdus_sent: totals.pdus_sent,
-        copied_bytes: totals.copied_bytes,
-        // A wrong digest ends an iSCSI session.
-        digest_retries: 0,
     }
 }
 
