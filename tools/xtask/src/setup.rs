@@ -18,7 +18,7 @@ struct Need {
 const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 17] = [
+const NEEDS: [Need; 18] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -31,6 +31,7 @@ const NEEDS: [Need; 17] = [
     Need { program: "valgrind", package: "valgrind", steps: "cost" },
     Need { program: "ip", package: "iproute2", steps: "placement" },
     Need { program: "python3", package: "python3-venv", steps: "spdk-client" },
+    Need { program: "iscsi-ls", package: "libiscsi-bin", steps: "spdk-client" },
     Need { program: "fio", package: "fio", steps: "fio-engine" },
     Need { program: "cc", package: "gcc libc6-dev", steps: "fio-engine" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::life::Life;
-use crate::child::{Task, has_program};
+use crate::child::Task;
 
 const NODE: &str = "iqn.2016-06.io.spdk:disk1";
 const SECRETS: &str = "user:one secret:secret-of-user-1 muser:two msecret:secret-of-target";
@@ -28,13 +28,9 @@ impl Life<'_> {
         let port = groups[0]["portals"][0]["port"].as_str();
         let port = port.with_context(|| format!("no port in {groups}"))?;
         let portal = format!("127.0.0.1:{port}");
-        // libiscsi is a package of its own.
-        let can_look = has_program("iscsi-ls");
-        if can_look {
-            let shown = Task::new("iscsi-ls").args(["-s", &format!("iscsi://{portal}")]).check()?;
-            let luns = shown.stdout.lines().filter(|line| line.trim().starts_with("Lun:"));
-            ensure!(shown.stdout.contains(NODE) && luns.count() == 2, "{}", shown.output);
-        }
+        let shown = Task::new("iscsi-ls").args(["-s", &format!("iscsi://{portal}")]).check()?;
+        let luns = shown.stdout.lines().filter(|line| line.trim().starts_with("Lun:"));
+        ensure!(shown.stdout.contains(NODE) && luns.count() == 2, "{}", shown.output);
 
         client.run(&["iscsi_create_auth_group", "1", "-c", SECRETS])?;
         client.run(&["iscsi_target_node_set_auth", NODE, "-g", "1", "-r", "-m"])?;
@@ -44,13 +40,11 @@ impl Life<'_> {
         };
         let (one, two) =
             ("one%secret-of-user-1@", "?target_user=two&target_password=secret-of-target");
-        if can_look {
-            ensure!(!capacity("", "")?.success(), "a login without a secret is taken");
-            ensure!(!capacity(one, "")?.success(), "a login that proves one end is taken");
-            ensure!(!capacity("one%secret-of-user-2@", two)?.success(), "a wrong secret is taken");
-            let seen = capacity(one, two)?;
-            ensure!(seen.success() && seen.output.contains("ADDRESS:16383"), "{}", seen.output);
-        }
+        ensure!(!capacity("", "")?.success(), "a login without a secret is taken");
+        ensure!(!capacity(one, "")?.success(), "a login that proves one end is taken");
+        ensure!(!capacity("one%secret-of-user-2@", two)?.success(), "a wrong secret is taken");
+        let seen = capacity(one, two)?;
+        ensure!(seen.success() && seen.output.contains("ADDRESS:16383"), "{}", seen.output);
         let empty = |listed: &Value| listed.as_array().is_some_and(Vec::is_empty);
         let connections = client.json(&["iscsi_get_connections"])?;
         ensure!(empty(&connections), "{connections}");
