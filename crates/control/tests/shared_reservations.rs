@@ -14,6 +14,8 @@ mod reserving;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::nqn;
@@ -35,6 +37,10 @@ use zerocopy::IntoBytes as _;
 
 /// Kills of a run.
 const KILLS: u64 = 25;
+/// Answers before a kill, however slow the machine is.
+const LEAST_ANSWERS: u64 = 6;
+/// Of so many rounds, one asks for no persistence.
+const FORGETFUL_ROUND: u64 = 4;
 /// Hosts, and initiators.
 const EACH: u8 = 2;
 
@@ -129,10 +135,10 @@ impl Random {
     }
 }
 
-/// A command of a host. Few keys, so that they meet. Of registrations, one in eight ends persistence.
-fn any_of_host(random: &mut Random) -> (Sqe, Vec<u8>) {
+/// A command of a host. Few keys, so that they meet. Of registrations, one in eight ends persistence, or all do.
+fn any_of_host(random: &mut Random, forgetful: bool) -> (Sqe, Vec<u8>) {
     let rtype = (1 + u32::from(random.byte_below(6))) << 8;
-    let persists = if random.below(8) == 0 { 2 << 30 } else { 3 << 30 };
+    let persists = if random.below(8) == 0 || forgetful { 2 << 30 } else { 3 << 30 };
     let (opc, cdw10) = match random.below(10) {
         0..4 => (io::RESERVATION_REGISTER, persists | 8 | u32::from(random.byte_below(3))),
         4..8 => (io::RESERVATION_ACQUIRE, rtype | u32::from(random.byte_below(3))),
@@ -146,7 +152,7 @@ fn any_of_host(random: &mut Random) -> (Sqe, Vec<u8>) {
 }
 
 /// A PERSISTENT RESERVE OUT, likewise: what it means, its CDB and its parameters.
-fn any_of_initiator(random: &mut Random) -> (Change, [u8; 10], [u8; 24]) {
+fn any_of_initiator(random: &mut Random, forgetful: bool) -> (Change, [u8; 10], [u8; 24]) {
     let action = match random.below(10) {
         0..4 => ReserveOutAction::RegisterAndIgnore,
         4 => ReserveOutAction::Register,
@@ -161,7 +167,7 @@ fn any_of_initiator(random: &mut Random) -> (Change, [u8; 10], [u8; 24]) {
     let registers =
         matches!(action, ReserveOutAction::Register | ReserveOutAction::RegisterAndIgnore);
     let (key, action_key) = (1 + random.below(2), 1 + random.below(2));
-    let persist = registers && random.below(8) > 0;
+    let persist = registers && random.below(8) > 0 && !forgetful;
     let mut cdb = [0; 10];
     (cdb[0], cdb[1], cdb[2], cdb[8]) = (0x5f, service_action(action), kind, 24);
     let mut list = [0; 24];
@@ -219,6 +225,10 @@ struct Known {
     state: Reservations,
     coming: Option<Reservations>,
     answers: [u64; 2],
+    /// Those of this round.
+    answered: Arc<AtomicU64>,
+    /// Registrations of this round do not persist.
+    forgetful: bool,
 }
 
 impl Known {
@@ -237,11 +247,12 @@ impl Known {
             if let Some(next) = self.coming.take() {
                 self.state = next;
             }
+            self.answered.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn of_host(&mut self, number: u8, from: &mut Host, random: &mut Random) -> bool {
-        let (sqe, data) = any_of_host(random);
+        let (sqe, data) = any_of_host(random, self.forgetful);
         let command = parse_reservation(&sqe, &data).unwrap();
         let expected = self.state.apply(&host(number), &command);
         self.coming = expected.as_ref().ok().and_then(|outcome| outcome.next.clone());
@@ -266,7 +277,7 @@ impl Known {
     }
 
     fn of_initiator(&mut self, number: u8, from: &mut Initiator, random: &mut Random) -> bool {
-        let (change, cdb, list) = any_of_initiator(random);
+        let (change, cdb, list) = any_of_initiator(random, self.forgetful);
         let unit = LunState { reservations: self.state.clone(), ..LunState::default() };
         let expected = unit.apply(&nexus(number), &change);
         let next = expected.as_ref().ok().and_then(|outcome| outcome.next.clone());
@@ -309,7 +320,14 @@ fn what_both_protocols_were_answered_survives_sigkill_at_any_point() {
     let addresses = Addresses::of(1);
     let mut random = Random(23);
     let place = Reservations { can_persist: true, ..Reservations::default() };
-    let mut known = Known { state: place, coming: None, answers: [0; 2] };
+    let answered = Arc::new(AtomicU64::new(0));
+    let mut known = Known {
+        state: place,
+        coming: None,
+        answers: [0; 2],
+        answered: Arc::clone(&answered),
+        forgetful: false,
+    };
     let (mut kept, mut lost) = (0, 0);
     for round in 0..=KILLS {
         let daemon = addresses.start(dir.path());
@@ -318,6 +336,8 @@ fn what_both_protocols_were_answered_survives_sigkill_at_any_point() {
         }
         let mut hosts: Vec<Host> =
             (1..=EACH).map(|number| Host::connect(addresses.nvme, number)).collect();
+        answered.store(0, Ordering::Relaxed);
+        known.forgetful = round % FORGETFUL_ROUND == 1;
         let had = !known.state.registrants.is_empty();
         known.look(&mut hosts, round);
         let has = !known.state.registrants.is_empty();
@@ -332,6 +352,10 @@ fn what_both_protocols_were_answered_survives_sigkill_at_any_point() {
             let (hosts, initiators) = (&mut hosts, &mut initiators);
             scope.spawn(move || known.run(hosts, initiators, random));
             std::thread::sleep(Duration::from_millis(5 + round * 37 % 41));
+            let deadline = Instant::now() + START_TIMEOUT;
+            while answered.load(Ordering::Relaxed) < LEAST_ANSWERS && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             drop(daemon);
         });
     }
