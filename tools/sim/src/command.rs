@@ -270,6 +270,7 @@ impl Operation {
         } else {
             Vec::new()
         };
+        let oldest = shared.oldest.min(self.begun).min(shared.copies.oldest_open());
         for (index, place) in self.places().enumerate() {
             shared.model.end_write(place, self.write, self.begun, fate)?;
             if let Some(&may_be_zeroes) = zeroes.get(index) {
@@ -280,7 +281,7 @@ impl Operation {
                 };
                 shared.model.end_write(place, WriteId::ZEROES, self.begun, fate)?;
             }
-            shared.model.forget(place, shared.oldest.min(self.begun))?;
+            shared.model.forget(place, oldest)?;
         }
         if fate == Fate::Unknown {
             shared.remember_ghost(self);

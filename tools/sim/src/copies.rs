@@ -75,6 +75,13 @@ impl Copies {
         }
     }
 
+    /// When the oldest copy began that may still happen: what its source had since then, it may bring.
+    #[must_use]
+    pub fn oldest_open(&self) -> Moment {
+        let open = self.brought.values().filter(|brought| brought.contents.is_none());
+        open.map(|brought| brought.begun).min().unwrap_or(Moment::MAX)
+    }
+
     /// A copy has ended, or cannot happen any more. Gives for each of its blocks whether it may have brought zeroes.
     ///
     /// # Errors
@@ -239,6 +246,22 @@ mod tests {
         assert_eq!(world.read(4), None, "written afterwards");
         assert_eq!(world.read(3), Some(WriteId(10)));
         assert_eq!(world.read(2), None, "it was the other one");
+    }
+
+    #[test]
+    fn what_an_open_copy_may_have_found_is_not_forgotten() {
+        let mut world = World::new();
+        world.write(SOURCE, 1);
+        let copy = world.copy(100);
+        for id in 2..=90 {
+            world.write(SOURCE, id);
+            let oldest = world.model.tick().min(world.copies.oldest_open());
+            world.model.forget(SOURCE, oldest).unwrap();
+        }
+        assert_eq!(world.copies.oldest_open(), copy.begun);
+        assert_eq!(world.read(1), Some(WriteId(100)));
+        world.end(&copy);
+        assert_eq!(world.copies.oldest_open(), Moment::MAX);
     }
 
     #[test]
