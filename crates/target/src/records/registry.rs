@@ -67,8 +67,9 @@ pub(crate) struct ReserverProgress {
     pub(crate) rounds: AtomicU64,
     /// Commands that wait for others to end.
     pub(crate) waiting: AtomicUsize,
-    /// What a manual core has asked for in its turn.
+    /// What a manual core has asked for in its turn, and how many requests that is.
     held: Mutex<Vec<DeviceRequest>>,
+    held_count: AtomicUsize,
 }
 
 impl Shared {
@@ -320,12 +321,22 @@ impl Shared {
         let is_there = self.reserver().is_some();
         if is_there {
             self.held_requests().push(request);
+            self.reserver_progress.held_count.fetch_add(1, Ordering::Relaxed);
         }
         is_there
     }
 
     /// The turn of a manual core has ended.
     pub(crate) fn release_requests(&self) {
+        // The same thread has counted them.
+        if self.reserver_progress.held_count.load(Ordering::Relaxed) > 0 {
+            self.release_held();
+        }
+    }
+
+    #[cold]
+    fn release_held(&self) {
+        self.reserver_progress.held_count.store(0, Ordering::Relaxed);
         for request in std::mem::take(&mut *self.held_requests()) {
             self.reserve_at_once(request);
         }
