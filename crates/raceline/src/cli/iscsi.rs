@@ -56,10 +56,10 @@ pub(crate) enum IscsiVerb {
     },
     /// List the connections of initiators
     Connections,
-    /// Export what a file of LIO, the Linux kernel's target, describes
+    /// Export what a file of LIO, the Linux kernel's target, describes, or a script of targetcli
     #[command(after_help = "\
-The file is what targetcli saves, usually /etc/target/saveconfig.json. All of it is exported, or nothing. What is not the
-same afterwards is reported. Secrets of CHAP go to auth groups, and are not shown.")]
+The file is what targetcli saves, usually /etc/target/saveconfig.json, or a script of targetcli's commands. All of it is
+exported, or nothing. What is not the same afterwards is reported. Secrets of CHAP go to auth groups, and are not shown.")]
     Import {
         /// The file
         #[arg(value_name = "FILE")]

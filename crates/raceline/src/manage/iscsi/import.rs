@@ -1,10 +1,12 @@
-//! `raceline iscsi import`: has a daemon export what a file of LIO, the Linux kernel's target, describes.
+//! `raceline iscsi import`: has a daemon export what a file of LIO, the Linux kernel's target, describes, or a script of its
+//! tool targetcli.
 //!
 //! A plan is made of the whole file first. Whoever could not reach a device, or not write to it, by the file cannot do so
 //! afterwards: what a daemon cannot restrict in the same way is left out, and reported.
 
 mod plan;
 mod saveconfig;
+mod script;
 
 use std::fs::File;
 use std::io::Read as _;
@@ -28,14 +30,21 @@ pub(super) fn run(daemon: &mut Daemon, path: &Path, dry_run: bool) -> Result<(),
     let shown = path.display();
     let text = read(path)?;
     let wrong = |error| Failure::usage(format!("{shown}: {error}"));
-    let saved = saveconfig::read(&text).map_err(wrong)?;
+    let (saved, passed_over) = match saveconfig::is_saved(&text) {
+        true => (saveconfig::read(&text).map_err(wrong)?, Vec::new()),
+        false => {
+            let script = script::read(&text).map_err(wrong)?;
+            (script.saved, script.remarks)
+        }
+    };
     let taken = Taken {
         devices: names(&daemon.list("bdev_get_bdevs", Value::Null)?, "name"),
         portal_groups: tags(daemon, "iscsi_get_portal_groups")?,
         initiator_groups: tags(daemon, "iscsi_get_initiator_groups")?,
         auth_groups: tags(daemon, "iscsi_get_auth_groups")?,
     };
-    let plan = Plan::new(&saved, taken).map_err(wrong)?;
+    let mut plan = Plan::new(&saved, taken).map_err(wrong)?;
+    plan.remarks.extend(passed_over);
     if !dry_run {
         carry_out(daemon, &plan.steps)?;
     }

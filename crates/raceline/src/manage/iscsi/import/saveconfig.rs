@@ -207,6 +207,20 @@ impl Chap<'_> {
     }
 }
 
+/// What a value means that is built as targetcli saves it.
+///
+/// # Errors
+/// When it is not built so.
+pub(super) fn from_value(value: Value) -> Result<Saved, String> {
+    // The message would show the value.
+    serde_json::from_value(value).map_err(|_| "this is not what targetcli saves".to_owned())
+}
+
+/// Whether this is a file that targetcli has saved, and not a script of its commands.
+pub(super) fn is_saved(text: &str) -> bool {
+    text.trim_start().starts_with(['{', '['])
+}
+
 /// Reads the file.
 ///
 /// # Errors
