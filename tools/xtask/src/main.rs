@@ -353,12 +353,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             "Linux 6.1: reset, disconnect, killed target",
         ),
         ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
-        (
-            "kernel-6.1-cuts",
-            Kernel::V6_1,
-            Part::Cuts,
-            "multipath of Linux 6.1 over two daemons and over two listeners, which are cut",
-        ),
+        ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
         ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
         (
             "kernel-6.12-faults",
@@ -402,12 +397,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Paths,
             "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
         ),
-        (
-            "kernel-6.12-cuts",
-            Kernel::V6_12,
-            Part::Cuts,
-            "multipath of Linux 6.12 over two daemons and over two listeners, which are cut",
-        ),
+        ("kernel-6.12-cuts", Kernel::V6_12, Part::Cuts, "Linux 6.12 with two paths, which are cut"),
         (
             "kernel-6.12-adq",
             Kernel::V6_12,
