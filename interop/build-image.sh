@@ -180,7 +180,7 @@ vmlinuz=$(first "$root/boot/vmlinuz-$kver" "$root/usr/lib/modules/$kver/vmlinuz"
 mods="virtio_pci virtio_net e1000e virtio_blk configfs
     nvme nvme-fabrics nvme-tcp nvmet nvmet-tcp nvme-auth nvme-keyring null_blk brd loop
     ext4 xfs dm-mod dm-flakey dummy veth sch_netem inet_diag tcp_diag
-    sch_mqprio sch_ingress cls_flower act_skbedit act_mirred
+    sch_mqprio sch_ingress cls_flower act_skbedit act_mirred act_gact
     crc32c_generic crc32c-intel crc32c_intel $more_mods"
 img=$root/img
 moddir=usr/lib/modules/$kver

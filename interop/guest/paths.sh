@@ -5,47 +5,7 @@
 # [argument]" to ask the machine outside for something.  STATE a|b: sets the state of all groups by that listener.  cut a|b:
 # removes the listener, which breaks its connections.  mend a|b: adds it again.  move GROUP: moves namespace 1 to another group.
 . ./lib.sh
-
-# of_port PORT: prints the controller that is connected to that port.
-of_port() {
-    local c
-    for c in /sys/class/nvme/nvme*; do
-        case $(cat "$c/address" 2>/dev/null) in
-            *trsvcid="$1"*) echo "${c##*/}"; return ;;
-        esac
-    done
-}
-# path PORT: prints the folder in sysfs of the path by that port.  Its name is nvme<subsystem>c<controller>n<namespace>.
-path() {
-    local c p
-    c=$(of_port "$1")
-    for p in /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n*; do
-        [ ! -e "$p/ana_state" ] || { echo "$p"; return; }
-    done
-}
-ana_state() { cat "$(path "$1")/ana_state" 2>/dev/null || echo gone; }
-# wait_ana PORT WORD: waits for the state that the kernel has of the path; fails after 20 s.
-wait_ana() {
-    local i=0
-    while [ "$(ana_state "$1")" != "$2" ]; do
-        [ $i -lt 200 ] || fail "the path by port $1 is '$(ana_state "$1")' and not '$2'"
-        sleep 0.1
-        i=$((i + 1))
-    done
-}
-wait_live() {
-    local i=0
-    while [ "$(cat "/sys/class/nvme/$(of_port "$1")/state" 2>/dev/null)" != live ]; do
-        [ $i -lt 300 ] || fail "the controller of port $1 is not live"
-        sleep 0.1
-        i=$((i + 1))
-    done
-}
-# ask REQUEST: the machine outside carries it out.  (The output of a check goes to a file.)
-ask() { echo "REQUEST $1" >/dev/ttyS1; }
-# writes PORT: prints how many writes the path has completed.
-writes() { set -- $(cat "$(path "$1")/stat"); echo "$5"; }
-policy() { echo "$1" >"$(echo /sys/class/nvme-subsystem/nvme-subsys*/iopolicy)"; }
+. ./multipath.sh
 
 fio_background() {
     rm -f /tmp/fio.rc
@@ -157,7 +117,6 @@ cut_under_io() {
     done
     fio_succeeded 120
 }
-clean() { log_clean 'nvme_ns_head_submit_bio|no usable path|no available path|failed to send request|starting error recovery|Reconnecting|failed nvme_keep_alive|Failed reconnect|failed to connect|failing I/O|queue_size|I/O (tag|Error)|Connect command failed|Connect rejected|failed to connect socket|creating .* I/O queues|read failed|receive failed'; }
 gone() { disconnect; }
 
 dispatch "$@"
@@ -169,8 +128,8 @@ check inaccessible 110 ana_follows inaccessible inaccessible
 check swap 120 swap
 check none-left 40 none_left
 check move-group 40 move_group
-check dmesg-states 20 clean
+check dmesg-states 20 paths_clean
 check cut-under-io 150 cut_under_io
-check dmesg-cuts 20 clean
+check dmesg-cuts 20 paths_clean
 check disconnect 30 gone
 finish

@@ -175,7 +175,7 @@ impl Controller {
     }
 
     /// Has this controller reset another one, whose association is lost. The fence opens when it has; if it cannot,
-    /// the fence is left to time.
+    /// [`Self::take_failed_resets`] says so.
     pub(crate) fn reset_other(
         &mut self,
         cx: &mut Context<'_>,
@@ -687,11 +687,14 @@ impl Controller {
         }
     }
 
-    /// The resets of other controllers that this one was to execute and did not, because its association is lost.
-    pub(crate) fn take_resets(
-        &mut self,
-    ) -> impl Iterator<Item = (ControllerInstance, Arc<Fence>)> + use<> {
-        self.resets.take()
+    /// The other controllers that this one was to reset and could not, since the last call.
+    pub(crate) fn take_failed_resets(&mut self) -> Vec<ControllerInstance> {
+        self.resets.take_failed()
+    }
+
+    /// Forgets what other controllers this one was to reset, because its association is lost.
+    pub(crate) fn forget_resets(&mut self) {
+        self.resets.clear();
     }
 
     fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {

@@ -285,6 +285,20 @@ fn writes_of_a_cut_path_wait_for_a_reset_only() {
 }
 
 #[test]
+fn writes_of_a_path_that_another_daemon_does_not_know_wait_for_its_return_only() {
+    let scratch = Scratch::new();
+    let backend = Backend::start(&scratch);
+    let one = Daemon::over(&scratch, 1, &backend);
+    let two = Daemon::over(&scratch, 2, &backend);
+    let work = work(&[&one.ports[0], &two.ports[0]], &["-k", "5", "--policy", "round-robin"]);
+    wait_for_bytes(&one, 1 << 20);
+    let began = Instant::now();
+    cut(&one);
+    check(work);
+    assert!(began.elapsed() < HOLD / 2, "it took {:?}", began.elapsed());
+}
+
+#[test]
 fn a_path_to_other_data_is_refused() {
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let one = Daemon::with_memory(&scratch, 1);

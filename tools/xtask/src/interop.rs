@@ -2,6 +2,7 @@
 
 mod adq;
 mod auth;
+mod cuts;
 mod drives;
 mod iscsi;
 mod manage;
@@ -26,6 +27,10 @@ const NQN: &str = "nqn.2026-01.io.raceline:interop";
 const IMAGE_LIMIT_S: u64 = 600;
 /// Time for one guest, in seconds: about five times what a quiet two-core machine needs.
 const GUEST_LIMIT_S: u64 = 420;
+/// Time for a guest whose paths are cut, in seconds: about five times what a quiet two-core machine needs.
+const CUTS_LIMIT_S: u64 = 600;
+/// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
+const ALL_CUTS_LIMIT_S: u64 = 6000;
 /// Time for a guest to boot and set up its target, in seconds.
 const BOOT_LIMIT_S: u64 = 90;
 /// How often a request to a guest that does not answer is repeated.
@@ -84,6 +89,10 @@ pub(crate) enum Part {
     Tls,
     /// The kernel's host with two paths to a daemon.
     Paths,
+    /// The kernel's host with a path to each of two daemons, or two to one, which are cut: each kind once with each policy.
+    Cuts,
+    /// The same with at least 200 cuts.
+    CutsAll,
     /// The queues of devices of the guest.
     Adq,
     /// open-iscsi on a daemon: a bounded set of checks.
@@ -154,6 +163,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
         (Part::Tls, _) => tls::run(tree, &image),
         (Part::Paths, _) => paths::run(tree, &image),
+        (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, &image, part),
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
@@ -180,6 +190,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Auth | Part::AuthAll => "auth.sh",
         Part::Tls => "tls.sh",
         Part::Paths => "paths.sh",
+        Part::Cuts | Part::CutsAll => "cuts.sh",
         Part::Adq => "adq.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
@@ -188,13 +199,25 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
 /// A guest that will run the script of `part`; the caller adds image and script.
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
-    Task::new(tree.root.join("interop/run-vm.sh"))
-        .args(["-t", &GUEST_LIMIT_S.to_string()])
+    let limit_s = match part {
+        Part::Cuts => CUTS_LIMIT_S,
+        Part::CutsAll => ALL_CUTS_LIMIT_S,
+        _ => GUEST_LIMIT_S,
+    };
+    let common = tree.root.join("interop/guest");
+    let task = Task::new(tree.root.join("interop/run-vm.sh"))
+        .args(["-t", &limit_s.to_string()])
         // The host's default is one I/O queue per CPU, and four is the most that is tested.
         .args(["-c", if part == Part::Host { "4" } else { "2" }])
         .args(["-e", &format!("NQN={NQN}")])
-        .args([Path::new("-l"), &console, Path::new("-f"), &tree.root.join("interop/guest/lib.sh")])
-        .limit(GUEST_LIMIT_S + 20)
+        .args([Path::new("-l"), &console, Path::new("-f"), &common.join("lib.sh")])
+        .limit(limit_s + 20);
+    match part {
+        Part::Paths | Part::Cuts | Part::CutsAll => {
+            task.args([Path::new("-f"), &common.join("multipath.sh")])
+        }
+        _ => task,
+    }
 }
 
 /// Shows a guest's lines, counts its checks, and passes its requests on.

@@ -6,12 +6,14 @@ mod capi;
 mod child;
 mod cli;
 mod cost;
+mod cuts;
 mod distance;
 mod fio;
 mod fuzz;
 mod interop;
 mod lint;
 mod modules;
+mod netns;
 mod official;
 mod origin;
 mod packaging;
@@ -114,6 +116,8 @@ enum Verb {
     Fio,
     /// Write docs/RPC.md from the methods that the daemon has.
     RpcDocs,
+    /// Cut the paths of our host to two daemons, and print after which times reads and writes went on.
+    Cuts(cuts::Options),
     /// Run libiscsi's conformance tests of iSCSI and SCSI on a target of ours.
     TestCu(test_cu::Options),
     /// Run one emulated machine's checks.
@@ -203,6 +207,7 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Capi => one("capi", Box::new(|| capi::build(&tree))),
         Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
         Verb::TestCu(options) => one("iscsi-test-cu", Box::new(|| test_cu::run(&tree, &options))),
+        Verb::Cuts(options) => one("host-cuts", Box::new(|| cuts::run(&tree, &options))),
         Verb::RpcDocs => {
             rpc_docs::write(&tree.root)?;
             true
@@ -296,7 +301,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
 }
 
 /// The steps in which a program that is not ours judges, or the machine's network is changed.
-fn outside_steps(tree: &Tree) -> [Step<'_>; 5] {
+fn outside_steps(tree: &Tree) -> [Step<'_>; 6] {
     [
         step(
             "fio-engine",
@@ -328,6 +333,12 @@ fn outside_steps(tree: &Tree) -> [Step<'_>; 5] {
             true,
             Box::new(|| placement::run(tree)),
         ),
+        step(
+            "host-cuts",
+            "our host over two daemons, of whose paths one is cut",
+            false,
+            Box::new(|| cuts::run_default(tree)),
+        ),
     ]
 }
 
@@ -342,6 +353,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             "Linux 6.1: reset, disconnect, killed target",
         ),
         ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
+        ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
         ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
         (
             "kernel-6.12-faults",
@@ -385,6 +397,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Paths,
             "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
         ),
+        ("kernel-6.12-cuts", Kernel::V6_12, Part::Cuts, "Linux 6.12 with two paths, which are cut"),
         (
             "kernel-6.12-adq",
             Kernel::V6_12,

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::child::{Ended, Running, Task, at_interrupt, has_program, tail};
+use crate::child::{Ended, Running, Task, has_program, tail};
+use crate::netns::{Namespaces, ip};
 use crate::raceline::Tree;
 use crate::setup;
 use crate::step::{Checks, Outcome};
@@ -211,34 +212,29 @@ struct Place {
     port: String,
 }
 
+/// The ends of the link among the namespaces.
+const TARGET_END: usize = 0;
+const HOST_END: usize = 1;
+
 /// Two network namespaces and the link between them; gone with this value.
-struct TestBed {
-    target: String,
-    host: String,
-}
+struct TestBed(Namespaces);
 
 impl TestBed {
     /// Makes the namespaces and the link; the inner error says why this machine does not allow it.
     fn make() -> Result<Result<Self, String>> {
-        let name = |end: &str| format!("raceline-{}-{end}", std::process::id());
-        // From here on, dropping `bed` removes what has been made, however this function ends.
-        let bed = Self { target: name("target"), host: name("host") };
-        let names = [bed.target.clone(), bed.host.clone()];
-        at_interrupt(move || names.iter().for_each(|name| remove(name)));
-        for namespace in [&bed.target, &bed.host] {
-            let ended = ip(&["netns", "add", namespace]).run()?;
-            if !ended.success() {
-                return Ok(Err(format!("no network namespaces: {}", ended.output.trim())));
-            }
-        }
+        let bed = match Namespaces::make(&["target", "host"])? {
+            Ok(made) => Self(made),
+            Err(why) => return Ok(Err(why)),
+        };
+        let (target, host) = (bed.0.name(TARGET_END), bed.0.name(HOST_END));
         let queues = ["numtxqueues", QUEUES, "numrxqueues", QUEUES];
-        let near = [&["link", "add", LINK, "netns", &bed.target], &queues[..]].concat();
-        let far = [&["type", "veth", "peer", "name", LINK, "netns", &bed.host], &queues[..]];
+        let near = [&["link", "add", LINK, "netns", target], &queues[..]].concat();
+        let far = [&["type", "veth", "peer", "name", LINK, "netns", host], &queues[..]];
         let ended = ip(&[&near[..], &far.concat()].concat()).run()?;
         if !ended.success() {
             return Ok(Err(format!("no veth link: {}", ended.output.trim())));
         }
-        for (namespace, address) in [(&bed.target, TARGET), (&bed.host, HOST)] {
+        for (namespace, address) in [(target, TARGET), (host, HOST)] {
             let address = format!("{address}/24");
             ip(&["-n", namespace, "address", "add", &address, "dev", LINK]).check()?;
             ip(&["netns", "exec", namespace, "ethtool", "-K", LINK])
@@ -259,7 +255,7 @@ impl TestBed {
         for (queue, cpu) in [(0, cpus[0]), (1, cpus[0]), (2, cpus[1]), (3, cpus[1])] {
             let file = format!("/sys/class/net/{LINK}/queues/rx-{queue}/rps_cpus");
             let write = format!("echo {} > {file}", mask(cpu)?);
-            ip(&["netns", "exec", &self.host, "sh", "-c", &write]).check()?;
+            ip(&["netns", "exec", self.0.name(HOST_END), "sh", "-c", &write]).check()?;
         }
         Ok(())
     }
@@ -283,7 +279,7 @@ impl TestBed {
     /// A target on these cores, and where it is.
     fn target(&self, tree: &Tree, cpus: &[usize], options: &[&str]) -> Result<(Running, Place)> {
         let mut target = self
-            .raceline(tree, &self.target)?
+            .raceline(tree, TARGET_END)?
             .args(["export", "ram:64M", "-l", &format!("{TARGET}:0"), "--insecure"])
             .args(["--allow-any-host", "--cores", &core_list(cpus)])
             .args(options)
@@ -299,7 +295,7 @@ impl TestBed {
     /// A verifying job of so many seconds with this number of queues.
     fn job(&self, tree: &Tree, place: &Place, queues: usize, seconds: &str) -> Result<Task> {
         let Place { nqn, port } = place;
-        let task = self.raceline(tree, &self.host)?;
+        let task = self.raceline(tree, HOST_END)?;
         Ok(task
             .args(["perf", "-a", TARGET, "-s", port, "-n", nqn, "-i", &queues.to_string()])
             .args(["--rw", "randrw", "--iodepth", "4", "--runtime", seconds, "--ramp_time", "0"])
@@ -308,26 +304,9 @@ impl TestBed {
     }
 
     /// The program, in one of the namespaces.
-    fn raceline(&self, tree: &Tree, namespace: &str) -> Result<Task> {
-        Ok(ip(&["netns", "exec", namespace]).args([tree.binary()?]))
+    fn raceline(&self, tree: &Tree, end: usize) -> Result<Task> {
+        Ok(ip(&["netns", "exec", self.0.name(end)]).args([tree.binary()?]))
     }
-}
-
-impl Drop for TestBed {
-    fn drop(&mut self) {
-        remove(&self.target);
-        remove(&self.host);
-    }
-}
-
-/// Removes a namespace, and the end of the link in it, if there is one.
-fn remove(namespace: &str) {
-    // It may fail: the namespace may never have been made, or be gone already.
-    let _ = ip(&["netns", "delete", namespace]).limit(10).run();
-}
-
-fn ip(words: &[&str]) -> Task {
-    Task::new("ip").args(words)
 }
 
 /// CPUs that this process may use.

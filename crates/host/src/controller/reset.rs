@@ -27,6 +27,8 @@ const LOG_LEN: u32 = 4096;
 pub(super) struct Resets {
     /// The first one is under way.
     list: VecDeque<Reset>,
+    /// Those that this controller refused or could not do.
+    failed: Vec<ControllerInstance>,
     /// A command is outstanding.
     busy: bool,
     poll_at: Option<Instant>,
@@ -45,11 +47,14 @@ impl Resets {
         self.list.push_back(Reset { instance, fence, accepted: false });
     }
 
-    /// The association of this controller is over, and with it its log. Gives the resets that were not executed.
-    pub(super) fn take(
-        &mut self,
-    ) -> impl Iterator<Item = (ControllerInstance, Arc<Fence>)> + use<> {
-        std::mem::take(self).list.into_iter().map(|reset| (reset.instance, reset.fence))
+    /// The association of this controller is over, and with it its log: none of the resets is executed.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The controllers that this one did not reset since the last call: another one may be able to.
+    pub(super) fn take_failed(&mut self) -> Vec<ControllerInstance> {
+        std::mem::take(&mut self.failed)
     }
 
     /// The next command.
@@ -118,7 +123,9 @@ impl Resets {
                 reset.fence.mark_reset();
                 self.list.pop_front();
             }
-            ResetStatus::Failed => drop(self.list.pop_front()),
+            ResetStatus::Failed => {
+                self.failed.extend(self.list.pop_front().map(|reset| reset.instance));
+            }
         }
     }
 }
@@ -215,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_or_failed_reset_leaves_the_fence_to_time() {
+    fn a_refused_or_failed_reset_is_left_to_others_and_to_time() {
         let now = Instant::now();
         let (mut resets, fence) = begun(now);
         let busy = Err(CommandError::Status(Status::CCR_LIMIT_EXCEEDED));
@@ -226,6 +233,7 @@ mod tests {
         let refused = Err(CommandError::Status(Status::INVALID_CONTROLLER_ID.dnr()));
         resets.handle_done(again, refused, &[]);
         assert!(!fence.is_open(again) && resets.poll_request(again).is_none());
+        assert_eq!((resets.take_failed(), resets.take_failed()), (vec![INSTANCE], vec![]));
 
         let (mut resets, fence) = begun(now);
         resets.handle_done(now, Ok(Cqe::default()), &[]);
@@ -233,6 +241,7 @@ mod tests {
         resets.poll_request(now).unwrap();
         resets.handle_done(now, Ok(Cqe::default()), &page(&[(4, 2, 2)]));
         assert!(!fence.is_open(now) && resets.poll_timeout().is_none());
+        assert_eq!(resets.take_failed(), [INSTANCE]);
     }
 
     #[test]

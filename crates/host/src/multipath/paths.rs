@@ -38,9 +38,19 @@ pub struct Paths {
     entries: Vec<Entry>,
     next: u16,
     events: VecDeque<PathEvent>,
-    /// Lost controllers that no other controller has been asked to reset.
-    lost: Vec<(ControllerInstance, Arc<Fence>)>,
+    lost: Vec<Lost>,
     closing: bool,
+}
+
+/// A lost controller whose fence was closed when last looked at.
+#[derive(Debug)]
+struct Lost {
+    instance: ControllerInstance,
+    fence: Arc<Fence>,
+    /// The paths whose present controllers were asked to reset it. Those of another daemon do not know it.
+    asked: Vec<PathId>,
+    /// The last of these has not refused yet.
+    under_way: bool,
 }
 
 #[derive(Debug)]
@@ -331,29 +341,44 @@ impl Paths {
     fn handle_lost(&mut self, at: usize) {
         let Self { entries, lost, .. } = self;
         let entry = &mut entries[at];
+        for lost in lost.iter_mut() {
+            lost.under_way &= lost.asked.last() != Some(&entry.id);
+            lost.asked.retain(|path| *path != entry.id);
+        }
+        entry.controller.forget_resets();
         if std::mem::take(&mut entry.is_up)
             && let Some(association) = &entry.association
             && entry.controller.config().multipath.is_some()
             && let Some(instance) = association.controller.instance()
         {
-            lost.push((instance, Arc::clone(&association.fence)));
+            let fence = Arc::clone(&association.fence);
+            lost.push(Lost { instance, fence, asked: Vec::new(), under_way: false });
         }
-        lost.extend(entry.controller.take_resets());
     }
 
-    /// Asks controllers that are up to reset those that are lost. A new association of the same path can do it, too.
+    /// Asks controllers that are up to reset those that are lost, one after another until one can. A new association of
+    /// the same path can do it, too, and is the only one that can if the other paths lead to other daemons.
     fn reset_lost(&mut self, cx: &mut Context<'_>) {
-        self.lost.retain(|(_, fence)| !fence.is_open(cx.now));
+        self.lost.retain(|lost| !lost.fence.is_open(cx.now));
         if self.lost.is_empty() || self.closing {
             return;
         }
-        let can_reset = |entry: &&mut Entry| {
-            let association = entry.association.as_ref().filter(|_| entry.is_up);
-            association.is_some_and(|up| up.controller.cross_resets() > 0)
-        };
-        if let Some(entry) = self.entries.iter_mut().find(can_reset) {
-            for (instance, fence) in self.lost.drain(..) {
-                entry.controller.reset_other(cx, instance, fence);
+        for entry in &mut self.entries {
+            for failed in entry.controller.take_failed_resets() {
+                let lost = self.lost.iter_mut().find(|lost| lost.instance == failed);
+                lost.into_iter().for_each(|lost| lost.under_way = false);
+            }
+        }
+        for lost in self.lost.iter_mut().filter(|lost| !lost.under_way) {
+            let can_reset = |entry: &&mut Entry| {
+                let association = entry.association.as_ref().filter(|_| entry.is_up);
+                association.is_some_and(|up| up.controller.cross_resets() > 0)
+                    && !lost.asked.contains(&entry.id)
+            };
+            if let Some(entry) = self.entries.iter_mut().find(can_reset) {
+                entry.controller.reset_other(cx, lost.instance, Arc::clone(&lost.fence));
+                lost.asked.push(entry.id);
+                lost.under_way = true;
             }
         }
     }
