@@ -238,6 +238,9 @@ pub(crate) fn config(args: &ConnectArgs) -> Result<SessionConfig, Failure> {
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
     config.lun = args.address.iscsi.lun.unwrap_or(0);
+    if let Some(delay) = args.paths.reconnect_delay {
+        (config.backoff.first, config.backoff.longest) = (delay, delay);
+    }
     Ok(config)
 }
 
@@ -343,6 +346,22 @@ mod tests {
         assert_eq!(port(&format!("--iscsi {iqn}")), 3260);
         assert_eq!(port(&format!("--iscsi {iqn} -s 4420")), 4420);
         assert_eq!(identify_args("-n nqn.2014-08.org.example:x").unwrap().address.port, 4420);
+    }
+
+    #[test]
+    fn options_say_how_a_lost_session_is_tried_again() {
+        let iqn = "--iscsi -n iqn.2026-01.io.raceline:x";
+        let backoff = |options: &str| {
+            config(&identify_args(&format!("{iqn} {options}")).unwrap()).unwrap().backoff
+        };
+        let (usual, second) = (backoff(""), Duration::from_secs(1));
+        assert_eq!(usual.first, Duration::from_millis(100));
+        let given = backoff("-c 1s -l 7");
+        assert_eq!(
+            (given.first, given.longest, given.give_up_after),
+            (second, second, Some(7 * second))
+        );
+        assert_eq!(backoff("-l -1").give_up_after, None);
     }
 
     #[test]
