@@ -150,6 +150,36 @@ fn a_verified_run_outlives_lost_sessions() {
     export.terminate();
 }
 
+#[test]
+fn a_logical_unit_is_exported_again() {
+    let scratch = Scratch::new();
+    let secret = scratch.path("secret");
+    private_file(&secret, SECRET);
+    let (first, place) = export(&["--chap-user", "me", "--chap-secret", &secret]);
+    let portal = format!("{}:{}", place[2], place[4]);
+    let url = format!("iscsi://me@{portal}/{IQN}/0");
+    let second = Export::start(&[&url, "--lun-secret", &secret]);
+    let namespace = &second.ready["namespaces"][0];
+    assert_eq!(
+        (&namespace["block_count"], &namespace["device"]),
+        (&32_768.into(), &url.replace("me@", "").into())
+    );
+    assert_eq!(namespace["uuid"], first.ready["namespaces"][0]["uuid"]);
+    let work = ["perf", "--rw", "randrw", "--verify", "--runtime", "300ms", "--ramp_time", "0"];
+    ok(&second.host(&work));
+    second.terminate();
+    let usage =
+        |arguments: &[&str]| fails(&[&["export", "-l", "127.0.0.1:0"], arguments].concat(), 2);
+    assert!(usage(&[&url]).contains("give --lun-secret"));
+    assert!(usage(&["ram:1M", "--lun-secret", &secret]).contains("no device has one"));
+    let typed = usage(&[&format!("iscsi://me%{SECRET}@{portal}/{IQN}/0")]);
+    assert!(typed.contains("every user can read") && !typed.contains(SECRET), "{typed}");
+    first.terminate();
+    // No target any more.
+    let gone = fails(&["export", "-l", "127.0.0.1:0", &url, "--lun-secret", &secret], 3);
+    assert!(gone.contains(&url) && gone.contains("is an iSCSI target listening"), "{gone}");
+}
+
 /// A file that only its owner can read.
 fn private_file(path: &str, text: &str) {
     use std::os::unix::fs::OpenOptionsExt as _;
