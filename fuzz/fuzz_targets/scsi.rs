@@ -3,6 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use raceline_scsi::copy::CopyList;
 use raceline_scsi::{
     AsciiField, Attentions, Blocks, Change, DataDirection, Identity, Limits, Lun, LunState, Nexus,
     Parameters, Plan, Port, PortGroup, PortGroupState, Request, Residual, TargetFacts, Transfer,
@@ -87,7 +88,7 @@ fn check_plan(request: &Request, lun: &Lun, plan: &Plan) {
         | Plan::Change { transfer, .. } => {
             check_transfer(request, transfer);
         }
-        Plan::Refuse(_) => {}
+        Plan::Refuse(_) | Plan::CopyStatus { .. } => {}
     }
 }
 
@@ -153,6 +154,18 @@ impl World {
                     && let Ok(parts) = unmapped_blocks(&self.lun, list)
                 {
                     parts.for_each(on_the_disk);
+                }
+                if command == Parameters::ExtendedCopy
+                    && let Ok(copy) = CopyList::parse(list)
+                {
+                    for segment in (0..).map_while(|number| copy.segment(number)) {
+                        if let Ok(targets) = copy.targets(segment)
+                            && let Ok(bytes) = segment.resolve(targets, (&self.lun, &self.lun))
+                        {
+                            let end = bytes.from.max(bytes.to) + bytes.len;
+                            assert!(end <= BLOCK_COUNT * u64::from(self.lun.block_size));
+                        }
+                    }
                 }
                 match command.decide(&self.lun, &self.state, list) {
                     Ok(Some(change)) => self.change(from, &change),

@@ -50,6 +50,8 @@ pub struct StageReport {
     pub cost: Cost,
     /// Work of the acceleration framework in the whole stage.
     pub acceleration: Acceleration,
+    /// How often a lost association or session was made again in the whole stage.
+    pub reconnects: u64,
 }
 
 /// The records of a job, or of a group of jobs.

@@ -10,6 +10,7 @@ pub mod iscsi;
 pub mod stage;
 mod window;
 
+use std::collections::HashSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -240,6 +241,8 @@ pub struct StageOutcome {
     pub cost: Cost,
     /// Time over which CPU time and loops were measured.
     pub window: Duration,
+    /// How often a lost association of a path (NVMe/TCP) or a lost session (iSCSI) was made again.
+    pub reconnects: u64,
 }
 
 /// The progress of a run.
@@ -389,7 +392,18 @@ impl<'a> Session<'a> {
         let (config, layout) = (&self.config, &self.layout);
         let Coordinator { fleet, watch, .. } = &mut self.coordinator;
         let start = fleet.begin(config, layout, &self.plans, moment)?;
-        fleet.collect(config, layout, start, watch, |fleet, event| fleet.pass_on(layout, event))
+        let (mut lost, mut reconnects) = (HashSet::new(), 0);
+        let outcome = fleet.collect(config, layout, start, watch, |fleet, event| {
+            if let Event::Path(PathNews { host, path, news }) = &event {
+                match news {
+                    News::Down(_) => drop(lost.insert((*host, *path))),
+                    News::Up(_) => reconnects += u64::from(lost.remove(&(*host, *path))),
+                    News::Changed(_) | News::GivenUp(_) => {}
+                }
+            }
+            fleet.pass_on(layout, event);
+        })?;
+        Ok(StageOutcome { reconnects, ..outcome })
     }
 
     /// What the queues count, for samples while a run goes on.

@@ -104,7 +104,12 @@ fn data_arrive_and_the_unit_is_described() {
     assert_eq!((unit.block_size, unit.block_count, &*unit.vendor), (512, 32_768, "IET"));
     session.close();
     // Digests are off at a target of tgt unless its administrator allows them.
-    let mut core = Core::ready(tgt.config());
+    blocks_arrive(tgt.config());
+}
+
+/// Writes of many sizes, one after the other and many at once, are read back.
+fn blocks_arrive(config: SessionConfig) {
+    let mut core = Core::ready(config);
     for (seed, bytes) in (1_u64..).zip([512, 8192, 65_536, 300 << 10, 1 << 20]) {
         let data = pattern(seed, bytes);
         core.write(seed, &data, seed);
@@ -121,6 +126,26 @@ fn data_arrive_and_the_unit_is_described() {
     }
     core.close();
     assert!(core.lost().is_none(), "{:?}", core.events);
+    assert_eq!(core.session.counters().totals().digest_errors, 0);
+}
+
+#[test]
+fn each_side_takes_the_digests_of_the_other() {
+    let Some(tgt) = Tgt::start(3) else { return };
+    let config =
+        |header_digest, data_digest| SessionConfig { header_digest, data_digest, ..tgt.config() };
+    assert!(BlockingSession::connect(config(true, true)).is_err(), "tgt has not been told to");
+    for digest in ["HeaderDigest", "DataDigest"] {
+        let words = format!("--op update --mode target --tid 1 --name {digest} --value CRC32C");
+        let output = tgt.admin(&words);
+        assert!(output.status.success(), "{words}: {output:?}");
+    }
+    let session = BlockingSession::connect(config(true, true)).unwrap();
+    assert_eq!(UnitInfo::read(&session).unwrap().block_count, 32_768);
+    session.close();
+    for (header_digest, data_digest) in [(true, true), (true, false), (false, true)] {
+        blocks_arrive(config(header_digest, data_digest));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ pub(crate) mod adq;
 pub(crate) mod authentication;
 pub(crate) mod bench;
 pub(crate) mod connections;
+pub(crate) mod device;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;

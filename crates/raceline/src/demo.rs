@@ -244,6 +244,7 @@ fn stage_report(mode: RwMode, depth: u16, outcome: Outcome) -> StageReport {
         loops: outcome.loops,
         cost: outcome.cost,
         acceleration: Acceleration::default(),
+        reconnects: 0,
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_accel::{Framework, Statistics};
-use raceline_bdev::{Backing, DeviceSpec, Identity, SharedBdev};
+use raceline_bdev::{Backing, Identity, SharedBdev};
 use raceline_bench::acceleration::Acceleration;
 use raceline_bench::cost::{Cost, CostPerIo};
 use raceline_bench::report::binary_bytes;
+use raceline_initiator::{LunBdev, SessionConfig};
 use raceline_mdns::Publisher;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::admission::Admission;
+use crate::cli::device::Device;
 use crate::cli::export::ExportArgs;
 use crate::export_iscsi::{IscsiExport, ReadyIscsi};
 use crate::export_key::{self, KeptKey};
@@ -31,7 +33,7 @@ use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
-use crate::{limits, naming, sandbox, secrets, shell};
+use crate::{initiator, limits, naming, sandbox, secrets, shell};
 
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
@@ -127,6 +129,7 @@ impl Departures {
 
 /// Exports the devices until SIGINT or SIGTERM.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    args.devices.iter().try_for_each(Device::check)?;
     let mut admission = Admission::check(args)?;
     if args.in_capsule > args.max_io_size {
         return Err(Failure::usage("--in-capsule must not be more than --max-io-size"));
@@ -142,15 +145,16 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let kept = keep_key(args, &identity, &nqn, &mut admission)?;
     // Files and devices are opened, and perhaps made, with all rights of the user. The sandbox holds for threads that
     // start in it: no other has started but the judge.
+    let sources = sources(args)?;
     let mut devices = vec![None; args.devices.len()];
-    open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_some())?;
+    open_devices(&sources, &identity, &mut devices, |device| device.path().is_some())?;
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     let portals = iscsi.iter().flat_map(|iscsi| &iscsi.listen);
     let listen: Vec<SocketAddr> = admission.listen.iter().chain(portals).copied().collect();
     let sandbox = sandbox::enter_export(args, &listen)?;
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
-    open_devices(args, &identity, &mut devices, |spec| sandbox::path_of(spec).is_none())?;
+    open_devices(&sources, &identity, &mut devices, |device| device.path().is_none())?;
     let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;
     let serial = args.serial.clone().unwrap_or_else(|| naming::serial(&identity, &nqn));
 
@@ -189,8 +193,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     if let Some(judge) = judge {
         judge.tell(ready.listeners.clone());
     }
-    // All listeners and all rings are there. Multicast DNS needs new sockets whenever the interfaces change.
-    if let Some(sandbox) = sandbox.filter(|_| !args.mdns) {
+    // All listeners and all rings are there. Multicast DNS needs new sockets whenever the interfaces change, and a session
+    // that is made again needs one.
+    let needs_sockets = args.mdns || args.devices.iter().any(|device| device.url().is_some());
+    if let Some(sandbox) = sandbox.filter(|_| !needs_sockets) {
         sandbox.seal().map_err(Failure::runtime)?;
     }
     let _announced = announce(args, &ready)?;
@@ -237,17 +243,47 @@ fn tell_people(args: &ExportArgs, ready: &Ready, admission: &Admission, kept: Op
     }
 }
 
+/// The devices, and how sessions with the targets of logical units are made. Files of secrets and of names are read here,
+/// before the sandbox.
+fn sources(args: &ExportArgs) -> Result<Vec<(&Device, Option<SessionConfig>)>, Failure> {
+    let has_user = |device: &Device| device.url().is_some_and(|url| url.user.is_some());
+    if args.lun_secret.is_some() && !args.devices.iter().any(has_user) {
+        return Err(Failure::usage(
+            "--lun-secret is the secret of the user of an iscsi:// device, and no device has one: \
+             write iscsi://USER@HOST/IQN/LUN",
+        ));
+    }
+    let source = |device| {
+        let secret = args.lun_secret.as_deref();
+        let config = Device::url(device).map(|url| initiator::device_config(url, secret));
+        Ok((device, config.transpose()?))
+    };
+    args.devices.iter().map(source).collect()
+}
+
 /// Opens the devices that are of this kind.
 fn open_devices(
-    args: &ExportArgs,
+    sources: &[(&Device, Option<SessionConfig>)],
     identity: &Identity,
     devices: &mut [Option<SharedBdev>],
-    is_wanted: impl Fn(&DeviceSpec) -> bool,
+    is_wanted: impl Fn(&Device) -> bool,
 ) -> Result<(), Failure> {
-    for (spec, device) in args.devices.iter().zip(devices) {
-        if is_wanted(spec) {
-            *device = Some(raceline_bdev::open(spec, identity).map_err(Failure::runtime)?);
-        }
+    let sources = sources.iter().zip(devices).filter(|((device, _), _)| is_wanted(device));
+    for ((device, config), opened) in sources {
+        *opened = Some(match (device, config) {
+            (Device::Local(spec), _) => {
+                raceline_bdev::open(spec, identity).map_err(Failure::runtime)?
+            }
+            (Device::Lun(url), Some(config)) => {
+                let lun = LunBdev::open(config.clone()).map_err(|error| {
+                    let failure = initiator::failure(&error);
+                    Failure { message: format!("device {url}: {}", failure.message), ..failure }
+                })?;
+                Arc::new(lun)
+            }
+            (Device::Lun(_), None) => unreachable!("every URL has its configuration"),
+            (Device::Refused(_), _) => unreachable!("these were refused at the start"),
+        });
     }
     Ok(())
 }
@@ -305,8 +341,9 @@ fn memory_uuid(
     identity: &Identity,
     nqn: &Nqn,
     ordinal: usize,
-    spec: &DeviceSpec,
+    device: &Device,
 ) -> Option<[u8; 16]> {
+    let Device::Local(spec) = device else { return None };
     let is_memory = matches!(spec.backing, Backing::Ram { .. } | Backing::Null { .. });
     let name = format!("{nqn} {ordinal} {spec}");
     (is_memory && spec.uuid.is_none())

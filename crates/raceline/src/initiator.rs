@@ -7,8 +7,8 @@ use raceline_bench::report::{binary_bytes, grouped};
 use raceline_bench::runner::iscsi::IscsiUnit;
 use raceline_host::NamespaceInfo;
 use raceline_initiator::{
-    BlockingSession, Chap, DiscoveredTarget, Name, Secret, SessionConfig, SessionError, TaskError,
-    UnitInfo, cdb, luns,
+    BlockingSession, Chap, DiscoveredTarget, IscsiUrl, Name, Secret, SessionConfig, SessionError,
+    TaskError, UnitInfo, cdb, luns,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -238,6 +238,9 @@ pub(crate) fn config(args: &ConnectArgs) -> Result<SessionConfig, Failure> {
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
     config.lun = args.address.iscsi.lun.unwrap_or(0);
+    if let Some(delay) = args.paths.reconnect_delay {
+        (config.backoff.first, config.backoff.longest) = (delay, delay);
+    }
     Ok(config)
 }
 
@@ -267,8 +270,31 @@ fn address_config(args: &AddressArgs, target: Option<Name>) -> Result<SessionCon
     Ok(config)
 }
 
+/// How to log in to the target of a device. A lost session is tried again for as long as the program runs, because
+/// hosts use the device.
+pub(crate) fn device_config(
+    url: &IscsiUrl,
+    secret_file: Option<&std::path::Path>,
+) -> Result<SessionConfig, Failure> {
+    let address = remote::resolve(&url.host, url.port)?;
+    let mut config = SessionConfig::new(address, own_name()?, Some(url.target.clone()));
+    config.lun = url.lun;
+    config.backoff.give_up_after = None;
+    if let Some(user) = &url.user {
+        let Some(file) = secret_file else {
+            return Err(Failure::usage(format!(
+                "device {url} has a user without a secret: give --lun-secret, a file with the secret or the name of a key"
+            )));
+        };
+        let secret = secret("--lun-secret", file)?;
+        raceline_sandbox::hide_memory().map_err(Failure::runtime)?;
+        config.chap = Some(Chap { user: user.clone(), secret, target: None });
+    }
+    Ok(config)
+}
+
 /// The name of this machine as an initiator.
-fn own_name() -> Result<Name, Failure> {
+pub(crate) fn own_name() -> Result<Name, Failure> {
     if let Ok(text) = std::fs::read_to_string(NAME_FILE)
         && let Some(name) = text.lines().find_map(|line| line.trim().strip_prefix("InitiatorName="))
     {
@@ -343,6 +369,22 @@ mod tests {
         assert_eq!(port(&format!("--iscsi {iqn}")), 3260);
         assert_eq!(port(&format!("--iscsi {iqn} -s 4420")), 4420);
         assert_eq!(identify_args("-n nqn.2014-08.org.example:x").unwrap().address.port, 4420);
+    }
+
+    #[test]
+    fn options_say_how_a_lost_session_is_tried_again() {
+        let iqn = "--iscsi -n iqn.2026-01.io.raceline:x";
+        let backoff = |options: &str| {
+            config(&identify_args(&format!("{iqn} {options}")).unwrap()).unwrap().backoff
+        };
+        let (usual, second) = (backoff(""), Duration::from_secs(1));
+        assert_eq!(usual.first, Duration::from_millis(100));
+        let given = backoff("-c 1s -l 7");
+        assert_eq!(
+            (given.first, given.longest, given.give_up_after),
+            (second, second, Some(7 * second))
+        );
+        assert_eq!(backoff("-l -1").give_up_after, None);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 
 use std::net::SocketAddr;
 
-use raceline_bdev::{Backing, DeviceSpec, Identity};
+use raceline_bdev::Identity;
 pub(crate) use raceline_host::naming::host;
 use raceline_proto::nvme::Nqn;
+
+use crate::cli::device::Device;
 
 /// The prefix of NQNs made here.
 const NQN_PREFIX: &str = "nqn.2026-01.io.raceline";
@@ -20,7 +22,7 @@ const HOST_NAME_MAX: usize = 63;
 pub(crate) fn subsystem_nqn(
     identity: &Identity,
     host_name: &str,
-    devices: &[DeviceSpec],
+    devices: &[Device],
     listen: &[SocketAddr],
 ) -> Nqn {
     let mut parts: Vec<String> = devices.iter().map(device_name).collect();
@@ -43,16 +45,10 @@ pub(crate) fn machine_name() -> String {
 }
 
 /// The device with its path resolved: `./disk`, `/srv/disk` and a link to it are the same device.
-fn device_name(device: &DeviceSpec) -> String {
-    let mut device = device.clone();
-    if let Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } =
-        &mut device.backing
-    {
-        let resolved = path.canonicalize().or_else(|_| std::path::absolute(&*path));
-        *path = resolved.unwrap_or_else(|_| path.clone());
-        return format!("path:{}", path.display());
-    }
-    device.to_string()
+fn device_name(device: &Device) -> String {
+    let Some(path) = device.path() else { return device.to_string() };
+    let resolved = path.canonicalize().or_else(|_| std::path::absolute(path));
+    format!("path:{}", resolved.unwrap_or_else(|_| path.to_owned()).display())
 }
 
 /// The host's name without characters that an NQN must not contain.
@@ -69,7 +65,7 @@ mod tests {
     use super::*;
 
     fn name(seed: &[u8], host: &str, devices: &[&str], listen: &[&str]) -> String {
-        let devices: Vec<DeviceSpec> = devices.iter().map(|text| text.parse().unwrap()).collect();
+        let devices: Vec<Device> = devices.iter().map(|text| text.parse().unwrap()).collect();
         let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
         subsystem_nqn(&Identity::from_seed(seed), host, &devices, &listen).as_str().to_owned()
     }

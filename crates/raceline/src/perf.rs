@@ -227,6 +227,7 @@ fn stage_report(stage: &Stage, outcome: StageOutcome, acceleration: Acceleration
         loops: outcome.loops,
         cost: outcome.cost,
         acceleration,
+        reconnects: outcome.reconnects,
     }
 }
 

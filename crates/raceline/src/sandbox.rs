@@ -1,12 +1,12 @@
 //! What `export` and `serve` give up once they have started.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use raceline_bdev::{Backing, DeviceSpec};
 use raceline_control::daemon::Reach;
 use raceline_sandbox::{Access, CapabilitySet, Demand, Policy, Rule, Sandbox, enter};
 
+use crate::cli::device::Device;
 use crate::cli::export::ExportArgs;
 use crate::cli::sandbox::SandboxChoice;
 use crate::cli::serve::ServeArgs;
@@ -31,8 +31,8 @@ pub(crate) fn enter_export(
     listen: &[SocketAddr],
 ) -> Result<Option<Sandbox>, Failure> {
     let mut files: Vec<Rule> = facts();
-    for spec in &args.devices {
-        if let Some(path) = path_of(spec) {
+    for device in &args.devices {
+        if let (Device::Local(spec), Some(path)) = (device, device.path()) {
             let path = path.canonicalize().map_err(|error| {
                 Failure::runtime(format!("`{}` is not there any more: {error}", path.display()))
             })?;
@@ -45,7 +45,8 @@ pub(crate) fn enter_export(
     let ports = listen.iter().map(SocketAddr::port);
     let policy = Policy {
         files,
-        connects: false,
+        // Sessions with iSCSI targets, which are made again when they are lost.
+        connects: args.devices.iter().any(|device| device.url().is_some()),
         // The cores listen on the port that the kernel has chosen for the first.
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
@@ -55,14 +56,6 @@ pub(crate) fn enter_export(
         capabilities: capabilities_of_export(args, listen),
     };
     enter_as(args.sandbox.sandbox, &policy)
-}
-
-/// The device's path, if it is a file or a block device.
-pub(crate) fn path_of(spec: &DeviceSpec) -> Option<&Path> {
-    match &spec.backing {
-        Backing::File { path, .. } | Backing::Block { path } | Backing::Path { path } => Some(path),
-        Backing::Ram { .. } | Backing::Null { .. } => None,
-    }
 }
 
 fn capabilities_of_export(args: &ExportArgs, listen: &[SocketAddr]) -> CapabilitySet {
@@ -78,7 +71,7 @@ fn capabilities_of_export(args: &ExportArgs, listen: &[SocketAddr]) -> Capabilit
             listen.iter().any(|address| (1..PLAIN_PORT_MIN).contains(&address.port())),
         ),
         // A core opens a file again, which may be another user's.
-        (CapabilitySet::DAC_OVERRIDE, args.devices.iter().any(|spec| path_of(spec).is_some())),
+        (CapabilitySet::DAC_OVERRIDE, args.devices.iter().any(|device| device.path().is_some())),
         // Buffers that the ring has registered count as locked memory.
         (CapabilitySet::IPC_LOCK, args.io != IoChoice::Epoll),
         // Instructions per command, where kernel.perf_event_paranoid is above 2.

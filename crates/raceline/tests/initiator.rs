@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 use support::{Export, Scratch, run};
 
@@ -88,15 +90,110 @@ fn workloads_run_and_are_verified() {
     export.terminate();
 }
 
+/// A target that is killed under a verified run, and comes back a second later: twice.
+#[test]
+fn a_verified_run_outlives_lost_sessions() {
+    const BYTES: usize = 4 << 20;
+    let scratch = Scratch::new();
+    let disk = scratch.path("disk");
+    std::fs::write(&disk, vec![0; BYTES]).expect("a file");
+    let name = format!("--iscsi={IQN}");
+    let start = |portal: &str| {
+        Export::start(&[&disk, "-l", "127.0.0.1:0", &name, "--iscsi-listen", portal])
+    };
+    let mut export = start("127.0.0.1:0");
+    let portal = export.ready["iscsi"]["portals"][0].as_str().expect("a portal").to_owned();
+    let (host, port) = portal.rsplit_once(':').expect("a port");
+    let work = support::start(&[
+        "perf",
+        "--iscsi",
+        "-a",
+        host,
+        "-s",
+        port,
+        "-n",
+        IQN,
+        "--rw",
+        "randrw",
+        "--verify",
+        "--bs",
+        "4k",
+        "--iodepth",
+        "16",
+        "-i",
+        "2",
+        "--runtime",
+        "5s",
+        "--ramp_time",
+        "0",
+        "-o",
+        "json",
+    ]);
+    for _ in 0..2 {
+        // What is on the disk shows that the run is under way.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::fs::read(&disk).expect("a file").iter().all(|&byte| byte == 0) {
+            assert!(Instant::now() < deadline, "nothing is written");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        drop(export); // killed
+        std::thread::sleep(Duration::from_secs(1));
+        export = start(&portal);
+    }
+    let output = work.finish();
+    assert_eq!(output.code, Some(0), "{} {}", output.stdout, output.stderr);
+    let job = &json(&output.stdout)["jobs"][0];
+    assert_eq!(job["error"], 0, "{job}");
+    assert!(job["reconnects"].as_u64() >= Some(2), "{job}");
+    assert!(job["verified_ios"].as_u64() > Some(0), "{job}");
+    export.terminate();
+}
+
+#[test]
+fn a_logical_unit_is_exported_again() {
+    let scratch = Scratch::new();
+    let secret = scratch.path("secret");
+    private_file(&secret, SECRET);
+    let (first, place) = export(&["--chap-user", "me", "--chap-secret", &secret]);
+    let portal = format!("{}:{}", place[2], place[4]);
+    let url = format!("iscsi://me@{portal}/{IQN}/0");
+    let second = Export::start(&[&url, "--lun-secret", &secret]);
+    let namespace = &second.ready["namespaces"][0];
+    assert_eq!(
+        (&namespace["block_count"], &namespace["device"]),
+        (&32_768.into(), &url.replace("me@", "").into())
+    );
+    assert_eq!(namespace["uuid"], first.ready["namespaces"][0]["uuid"]);
+    let work = ["perf", "--rw", "randrw", "--verify", "--runtime", "300ms", "--ramp_time", "0"];
+    ok(&second.host(&work));
+    second.terminate();
+    let usage =
+        |arguments: &[&str]| fails(&[&["export", "-l", "127.0.0.1:0"], arguments].concat(), 2);
+    assert!(usage(&[&url]).contains("give --lun-secret"));
+    assert!(usage(&["ram:1M", "--lun-secret", &secret]).contains("no device has one"));
+    let typed = usage(&[&format!("iscsi://me%{SECRET}@{portal}/{IQN}/0")]);
+    assert!(typed.contains("every user can read") && !typed.contains(SECRET), "{typed}");
+    first.terminate();
+    // No target any more.
+    let gone = fails(&["export", "-l", "127.0.0.1:0", &url, "--lun-secret", &secret], 3);
+    assert!(gone.contains(&url) && gone.contains("is an iSCSI target listening"), "{gone}");
+}
+
+/// A file that only its owner can read.
+fn private_file(path: &str, text: &str) {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut options = std::fs::OpenOptions::new();
+    let made = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    std::io::Write::write_all(&mut made.expect("a file"), text.as_bytes()).expect("a file");
+}
+
 #[test]
 fn initiators_prove_who_they_are() {
-    use std::os::unix::fs::OpenOptionsExt as _;
     let scratch = Scratch::new();
     let file = |name: &str, text: &str| {
         let path = scratch.path(name);
-        let mut options = std::fs::OpenOptions::new();
-        let made = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
-        std::io::Write::write_all(&mut made.expect("a file"), text.as_bytes()).expect("a file");
+        private_file(&path, text);
         path
     };
     let (secret, wrong) = (file("secret", &format!("{SECRET}\n")), file("wrong", "another-secret"));

@@ -144,6 +144,40 @@ fn three_commands_export_a_device_and_others_change_and_end_it() {
 }
 
 #[test]
+fn a_logical_unit_becomes_a_device_of_the_daemon() {
+    let daemon = Daemon::start();
+    let secret = secret_file(daemon.dir.path());
+    let export = Export::start(&[
+        "ram:8M",
+        &format!("--iscsi={NODE}"),
+        "--iscsi-listen",
+        "127.0.0.1:0",
+        "--chap-user",
+        "me",
+        "--chap-secret",
+        &secret,
+    ]);
+    let portal = export.ready["iscsi"]["portals"][0].as_str().unwrap();
+    let (url, open) =
+        (format!("iscsi://me@{portal}/{NODE}/0"), format!("iscsi://{portal}/{NODE}/0"));
+    let key = serde_json::json!({ "name": "far", "path": secret });
+    support::call(daemon.socket.as_ref(), "keyring_file_add_key", key).unwrap();
+    daemon.ok(&["bdev", "add", &url, "--chap-key", "far", "--name", "f0"]);
+    let listed = daemon.json(&["bdev", "ls", "f0"]);
+    assert_eq!(listed[0]["product_name"], "iSCSI LUN");
+    assert_eq!(listed[0]["driver_specific"]["iscsi"]["url"], *url);
+    let refused =
+        daemon.refused(&["bdev", "add", &open, "--initiator", "iqn.2026-01.io.raceline:i"]);
+    assert!(refused.contains("CHAP"), "{refused}");
+    for words in [&["bdev", "add", &url][..], &["bdev", "add", "ram:1M", "--chap-key", "far"]] {
+        assert_eq!(daemon.output(words).code, Some(2), "{words:?}");
+    }
+    let gone = serde_json::json!({ "name": "f0" });
+    support::call(daemon.socket.as_ref(), "bdev_iscsi_delete", gone).unwrap();
+    export.terminate();
+}
+
+#[test]
 fn an_export_is_reached_by_both_protocols() {
     let dir = tempfile::tempdir().unwrap();
     let secret = secret_file(dir.path());

@@ -259,6 +259,23 @@ pub enum Command {
     },
     /// Persistent Reserve Out.
     PersistentReserveOut(ReserveOut),
+    /// Extended Copy (LID1).
+    ExtendedCopy {
+        /// PARAMETER LIST LENGTH.
+        length: u32,
+    },
+    /// Receive Copy Status (LID1).
+    ReceiveCopyStatus {
+        /// LIST IDENTIFIER.
+        id: u8,
+        /// ALLOCATION LENGTH.
+        allocation: u32,
+    },
+    /// Receive Copy Operating Parameters.
+    CopyOperatingParameters {
+        /// ALLOCATION LENGTH.
+        allocation: u32,
+    },
 }
 
 /// The fields of a CDB by their offsets.

@@ -21,7 +21,7 @@ pub fn standard(lun: Option<&Lun>) -> Vec<u8> {
     data[4] = 0x5b; // ADDITIONAL LENGTH: 96 bytes in all
     data[8..36].fill(b' ');
     let Some(lun) = lun else { return data };
-    data[5] = 0x10; // TPGS 01b: states of port groups are told; 3PC 0: there is no Extended Copy
+    data[5] = 0x18; // TPGS 01b: states of port groups are told; 3PC: there is Extended Copy
     data[6] = 0x10; // MULTIP: several ports
     data[7] = 0x02; // CMDQUE
     data[8..16].copy_from_slice(lun.identity.vendor.as_bytes());

@@ -56,6 +56,7 @@
 
 pub mod capacity;
 pub mod cdb;
+pub mod copy;
 pub mod data;
 pub mod inquiry;
 mod lun;
@@ -78,7 +79,7 @@ pub use lun::{
 pub use mode::ModeSettings;
 pub use plan::{
     Check, Parameters, Plan, Refused, Reply, SameData, View, plan, plan_without_lun, refuse,
-    reply_lba_status,
+    reply_copy_status, reply_lba_status,
 };
 pub use reservation::{Admission, Nexus, Reservations};
 pub use sense::{DeviceError, FieldPointer, MAX_SENSE_LEN, Sense, SenseData, SenseKey};

@@ -82,6 +82,27 @@ impl Identity {
         naa
     }
 
+    /// All designators of the logical unit, in every form that initiators look for. The NVMe namespace over the same device
+    /// has the same UUID, NGUID and EUI64: those are here unchanged, as designators of the types Ah (UUID) and 2h (EUI-64, of
+    /// 16 and 8 bytes).
+    pub(crate) fn designators(&self) -> Vec<Designator> {
+        let binary = |kind, id| Designator { code_set: BINARY, kind, id };
+        let mut all = vec![binary(0x3, self.naa().to_vec())];
+        if self.nguid != [0; 16] {
+            all.push(binary(0x2, self.nguid.to_vec()));
+        }
+        if self.eui64 != [0; 8] {
+            all.push(binary(0x2, self.eui64.to_vec()));
+        }
+        let mut vendor_id = self.vendor.as_bytes().to_vec();
+        vendor_id.extend(self.serial_bytes().take(64));
+        all.push(Designator { code_set: ASCII, kind: 0x1, id: vendor_id });
+        let mut uuid = vec![0x10, 0]; // UUID TYPE 1h
+        uuid.extend(self.uuid);
+        all.push(binary(0xa, uuid));
+        all
+    }
+
     /// The serial number as bytes: at most 252, and only printable ASCII.
     pub(crate) fn serial_bytes(&self) -> impl Iterator<Item = u8> + '_ {
         self.serial.bytes().take(252).map(|byte| match byte {
@@ -89,6 +110,19 @@ impl Identity {
             _ => b'_',
         })
     }
+}
+
+/// CODE SET: binary.
+pub(crate) const BINARY: u8 = 1;
+/// CODE SET: ASCII.
+const ASCII: u8 = 2;
+
+/// A designator of a logical unit (SPC-5, 7.7.6).
+pub(crate) struct Designator {
+    pub(crate) code_set: u8,
+    /// DESIGNATOR TYPE; ASSOCIATION is 0.
+    pub(crate) kind: u8,
+    pub(crate) id: Vec<u8>,
 }
 
 /// Most that one command may ask for. The page Block Limits tells them.

@@ -9,6 +9,7 @@ mod medium;
 use raceline_proto::reservation::AccessGroup;
 
 use crate::cdb::{Command, Medium, ModeSelect, ReserveOut, Row, find_row};
+use crate::copy::{self, CopyStatus};
 use crate::lun::{Lun, Port, PortGroupState, TargetFacts};
 use crate::reservation::{self, Admission, ReserveOutParameters};
 use crate::sense::Sense;
@@ -83,11 +84,13 @@ pub enum Parameters {
     ModeSelect(ModeSelect),
     /// Of Persistent Reserve Out.
     ReserveOut(ReserveOut),
+    /// Of Extended Copy; [`crate::copy::CopyList::parse`] reads them.
+    ExtendedCopy,
 }
 
 impl Parameters {
-    /// The change that the command asks for, now that its parameters are here; `None` for Unmap, which changes nothing
-    /// but blocks.
+    /// The change that the command asks for, now that its parameters are here; `None` for Unmap and Extended Copy, which
+    /// change nothing but blocks.
     ///
     /// # Errors
     /// What is wrong with the parameters.
@@ -98,7 +101,7 @@ impl Parameters {
         list: &[u8],
     ) -> Result<Option<Change>, Sense> {
         match self {
-            Self::Unmap => Ok(None),
+            Self::Unmap | Self::ExtendedCopy => Ok(None),
             Self::ModeSelect(command) => {
                 let settings = mode::mode_select(lun, &state.mode, command, list)?;
                 Ok(Some(Change::Mode(settings)))
@@ -207,6 +210,13 @@ pub enum Plan {
         /// ALLOCATION LENGTH.
         allocation: u32,
     },
+    /// Look what is known of this I_T nexus' copy at this logical unit, and answer with [`reply_copy_status`].
+    CopyStatus {
+        /// LIST IDENTIFIER.
+        id: u8,
+        /// ALLOCATION LENGTH.
+        allocation: u32,
+    },
     /// Receive the transfer, then decide.
     Collect {
         /// What it is.
@@ -266,6 +276,15 @@ pub fn refuse(request: &Request, why: Refusal) -> Plan {
 #[must_use]
 pub fn reply_lba_status(request: &Request, allocation: u32, data: Vec<u8>) -> Reply {
     cut(request, allocation, data)
+}
+
+/// The answer to [`Plan::CopyStatus`]; `None`: there is no such copy.
+#[must_use]
+pub fn reply_copy_status(request: &Request, allocation: u32, status: Option<CopyStatus>) -> Plan {
+    match status {
+        Some(status) => reply(request, allocation, status.encode()),
+        None => refuse(request, Sense::bad_cdb(2).into()),
+    }
 }
 
 fn cut(request: &Request, allocation: u32, mut data: Vec<u8>) -> Reply {
@@ -373,6 +392,13 @@ fn plan_other(view: &View<'_>, request: &Request, command: &Command) -> Result<P
             }
             Ok(collect(request, Parameters::ReserveOut(command), 24))
         }
+        Command::ExtendedCopy { length } => {
+            if length > copy::HEADER_LEN + copy::MAX_DESCRIPTOR_BYTES {
+                return Err(Sense::PARAMETER_LIST_LENGTH.into());
+            }
+            Ok(collect(request, Parameters::ExtendedCopy, length.into()))
+        }
+        Command::ReceiveCopyStatus { id, allocation } => Ok(Plan::CopyStatus { id, allocation }),
         Command::Reserve => {
             Ok(Plan::Change { change: Change::Reserve, transfer: Transfer::none(request) })
         }
@@ -410,6 +436,9 @@ fn report(view: &View<'_>, request: &Request, command: &Command) -> Result<Plan,
         }
         Command::ReportTaskManagement { extended, allocation } => {
             (allocation, opcodes::report_task_management(extended))
+        }
+        Command::CopyOperatingParameters { allocation } => {
+            (allocation, copy::operating_parameters())
         }
         Command::PersistentReserveIn { action, allocation } => {
             if view.admission.reserved {

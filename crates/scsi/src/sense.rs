@@ -22,6 +22,8 @@ pub enum SenseKey {
     UnitAttention,
     /// The medium must not be written.
     DataProtect,
+    /// A copy ended early.
+    CopyAborted,
     /// The command ended early; it may be sent again.
     AbortedCommand,
     /// Data are not what they were compared with.
@@ -40,6 +42,7 @@ impl SenseKey {
             Self::IllegalRequest => 0x5,
             Self::UnitAttention => 0x6,
             Self::DataProtect => 0x7,
+            Self::CopyAborted => 0xa,
             Self::AbortedCommand => 0xb,
             Self::Miscompare => 0xe,
         }
@@ -68,6 +71,8 @@ pub struct Sense {
     pub information: Option<u64>,
     /// The field that is wrong.
     pub field: Option<FieldPointer>,
+    /// The segment of a copy at which it ended, which COMMAND-SPECIFIC INFORMATION tells.
+    pub segment: Option<u16>,
 }
 
 /// All codes that are used here: name, key, code.
@@ -100,6 +105,8 @@ senses! {
     WRITE_ERROR = MediumError 0x0c00;
     /// Something inside went wrong.
     INTERNAL_FAILURE = HardwareError 0x4400;
+    /// A copy with this list identifier is under way.
+    OPERATION_IN_PROGRESS = IllegalRequest 0x0016;
     /// The parameter list is shorter than what it must contain.
     PARAMETER_LIST_LENGTH = IllegalRequest 0x1a00;
     /// There is no such command.
@@ -112,6 +119,16 @@ senses! {
     NO_SUCH_LUN = IllegalRequest 0x2500;
     /// A field of the parameter list has a value that is not supported.
     INVALID_FIELD_IN_PARAMETERS = IllegalRequest 0x2600;
+    /// There are more descriptors of copy targets than one command may have.
+    TOO_MANY_TARGET_DESCRIPTORS = IllegalRequest 0x2606;
+    /// A copy target is described in a way that is not supported.
+    UNSUPPORTED_TARGET_DESCRIPTOR = IllegalRequest 0x2607;
+    /// There are more segments than one command may have.
+    TOO_MANY_SEGMENT_DESCRIPTORS = IllegalRequest 0x2608;
+    /// A segment is of a type that is not supported.
+    UNSUPPORTED_SEGMENT_DESCRIPTOR = IllegalRequest 0x2609;
+    /// There are more inline data than one command may have.
+    INLINE_DATA_LENGTH_EXCEEDED = IllegalRequest 0x260b;
     /// Release names another type than the reservation has.
     INVALID_RELEASE = IllegalRequest 0x2604;
     /// The expected data transfer length is not what the command needs.
@@ -126,6 +143,14 @@ senses! {
     SOFTWARE_WRITE_PROTECTED = DataProtect 0x2702;
     /// A thin device has no space left.
     SPACE_EXHAUSTED = DataProtect 0x2707;
+    /// A descriptor names no logical unit that can be reached.
+    UNREACHABLE_COPY_TARGET = CopyAborted 0x0804;
+    /// Source or destination refuses a part of a copy.
+    THIRD_PARTY_DEVICE_FAILURE = CopyAborted 0x0d01;
+    /// A copy target is no disk.
+    INCORRECT_COPY_TARGET_TYPE = CopyAborted 0x0d03;
+    /// The bytes of a segment are no whole blocks of its destination, or of its source.
+    UNEXPECTED_INEXACT_SEGMENT = CopyAborted 0x260a;
     /// Ended early, for no reason that has a code.
     ABORTED = AbortedCommand 0x0000;
     /// Data came that nobody had asked for.
@@ -147,7 +172,7 @@ impl Sense {
     /// Without information and without a field.
     #[must_use]
     pub const fn new(key: SenseKey, code: u16) -> Self {
-        Self { key, code, information: None, field: None }
+        Self { key, code, information: None, field: None, segment: None }
     }
 
     /// A field of the CDB, from this byte on, is wrong.
@@ -182,6 +207,13 @@ impl Sense {
         self
     }
 
+    /// Of a copy that ended at this segment.
+    #[must_use]
+    pub const fn in_segment(mut self, segment: u16) -> Self {
+        self.segment = Some(segment);
+        self
+    }
+
     /// The data differ, first in this byte of the data that were compared (SBC-4, 5.3 and 5.36).
     #[must_use]
     pub const fn miscompare(offset_bytes: u64) -> Self {
@@ -206,6 +238,10 @@ impl Sense {
             bytes[3..7].copy_from_slice(&information.to_be_bytes());
         }
         bytes[7] = 10; // ADDITIONAL SENSE LENGTH
+        if let Some(segment) = self.segment {
+            // the first two bytes are places of sense data of source and destination: there are none (SPC-4, 6.4.3)
+            bytes[10..12].copy_from_slice(&segment.to_be_bytes());
+        }
         bytes[12..14].copy_from_slice(&self.code.to_be_bytes());
         if let Some(field) = self.field {
             bytes[15..18].copy_from_slice(&field.encode());
@@ -223,6 +259,12 @@ impl Sense {
             // information descriptor: type 00h, VALID
             bytes[len..len + 4].copy_from_slice(&[0x00, 0x0a, 0x80, 0]);
             bytes[len + 4..len + 12].copy_from_slice(&information.to_be_bytes());
+            len += 12;
+        }
+        if let Some(segment) = self.segment {
+            // command-specific information descriptor: type 01h
+            bytes[len..len + 2].copy_from_slice(&[0x01, 0x0a]);
+            bytes[len + 6..len + 8].copy_from_slice(&segment.to_be_bytes());
             len += 12;
         }
         if let Some(field) = self.field {

@@ -1,6 +1,7 @@
 //! Vital product data pages (SPC-5, 7.7; SBC-4, 6.6).
 
-use crate::lun::{Lun, Port, TargetFacts};
+use crate::copy;
+use crate::lun::{BINARY, Designator, Lun, Port, TargetFacts};
 
 /// Supported VPD Pages.
 pub const SUPPORTED_PAGES: u8 = 0x00;
@@ -10,6 +11,8 @@ pub const SERIAL_NUMBER: u8 = 0x80;
 pub const DEVICE_IDENTIFICATION: u8 = 0x83;
 /// Extended Inquiry Data.
 pub const EXTENDED_INQUIRY: u8 = 0x86;
+/// Third Party Copy.
+pub const THIRD_PARTY_COPY: u8 = 0x8f;
 /// Block Limits.
 pub const BLOCK_LIMITS: u8 = 0xb0;
 /// Block Device Characteristics.
@@ -18,11 +21,12 @@ pub const CHARACTERISTICS: u8 = 0xb1;
 pub const PROVISIONING: u8 = 0xb2;
 
 /// All pages, ascending.
-pub const PAGES: [u8; 7] = [
+pub const PAGES: [u8; 8] = [
     SUPPORTED_PAGES,
     SERIAL_NUMBER,
     DEVICE_IDENTIFICATION,
     EXTENDED_INQUIRY,
+    THIRD_PARTY_COPY,
     BLOCK_LIMITS,
     CHARACTERISTICS,
     PROVISIONING,
@@ -36,6 +40,7 @@ pub fn page(code: u8, lun: &Lun, target: &TargetFacts, port: Port) -> Option<Vec
         SERIAL_NUMBER => lun.identity.serial_bytes().collect(),
         DEVICE_IDENTIFICATION => device_identification(lun, target, port),
         EXTENDED_INQUIRY => extended_inquiry(lun),
+        THIRD_PARTY_COPY => copy::third_party_copy_page(),
         BLOCK_LIMITS => block_limits(lun),
         CHARACTERISTICS => characteristics(),
         PROVISIONING => provisioning(lun),
@@ -56,10 +61,6 @@ enum Association {
     Target,
 }
 
-/// CODE SET: binary.
-const BINARY: u8 = 1;
-/// CODE SET: ASCII.
-const ASCII: u8 = 2;
 /// CODE SET: UTF-8.
 const UTF8: u8 = 3;
 /// PROTOCOL IDENTIFIER: iSCSI.
@@ -77,25 +78,12 @@ fn put_designator(out: &mut Vec<u8>, about: Association, code_set: u8, kind: u8,
 }
 
 /// Which logical unit this is, in every form that initiators look for, and by which port it is seen.
-///
-/// The NVMe namespace over the same device has the same UUID, NGUID and EUI64: those are here unchanged, as designators
-/// of the types Ah (UUID) and 2h (EUI-64, of 16 and 8 bytes).
 fn device_identification(lun: &Lun, target: &TargetFacts, port: Port) -> Vec<u8> {
-    let identity = &lun.identity;
     let mut out = Vec::with_capacity(512);
-    put_designator(&mut out, Association::Lun, BINARY, 0x3, &identity.naa());
-    if identity.nguid != [0; 16] {
-        put_designator(&mut out, Association::Lun, BINARY, 0x2, &identity.nguid);
+    for designator in lun.identity.designators() {
+        let Designator { code_set, kind, id } = designator;
+        put_designator(&mut out, Association::Lun, code_set, kind, &id);
     }
-    if identity.eui64 != [0; 8] {
-        put_designator(&mut out, Association::Lun, BINARY, 0x2, &identity.eui64);
-    }
-    let mut vendor_id = identity.vendor.as_bytes().to_vec();
-    vendor_id.extend(identity.serial_bytes().take(64));
-    put_designator(&mut out, Association::Lun, ASCII, 0x1, &vendor_id);
-    let mut uuid = vec![0x10, 0]; // UUID TYPE 1h
-    uuid.extend(identity.uuid);
-    put_designator(&mut out, Association::Lun, BINARY, 0xa, &uuid);
 
     let number = |value: u16| [0, 0, value.to_be_bytes()[0], value.to_be_bytes()[1]];
     put_designator(&mut out, Association::Port, BINARY, 0x4, &number(port.relative));

@@ -13,7 +13,7 @@ fn vpd(disk: &mut Disk, page: u8) -> Vec<u8> {
 
 #[test]
 fn inquiry() {
-    let expected = hex("00 00 06 12 5b 10 10 02  52 41 43 45 4c 49 4e 45
+    let expected = hex("00 00 06 12 5b 18 10 02  52 41 43 45 4c 49 4e 45
         64 69 73 6b 20 20 20 20  20 20 20 20 20 20 20 20
         30 2e 31 20 00 00 00 00  00 00 00 00 00 00 00 00
         00 00 00 00 00 00 00 00  00 00 00 a0 09 60 04 60
@@ -41,7 +41,7 @@ fn text_fields_are_ascii_of_fixed_length() {
 fn supported_pages_are_ascending_and_can_be_read() {
     let mut disk = Disk::new();
     let page = vpd(&mut disk, 0x00);
-    assert_eq!(page, hex("00 00 00 07 00 80 83 86 b0 b1 b2"));
+    assert_eq!(page, hex("00 00 00 08 00 80 83 86 8f b0 b1 b2"));
     for code in &page[4..] {
         let page = vpd(&mut disk, *code);
         assert_eq!((page[0], page[1]), (0, *code));

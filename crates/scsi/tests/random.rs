@@ -84,7 +84,11 @@ fn check_plan(request: &Request, plan: &Plan) {
         Plan::Reply(reply) => {
             assert_eq!(reply.data.len() as u64, u64::from(reply.transfer.bytes));
         }
-        Plan::Refuse(_) | Plan::Flush { .. } | Plan::Collect { .. } | Plan::Change { .. } => {}
+        Plan::Refuse(_)
+        | Plan::Flush { .. }
+        | Plan::Collect { .. }
+        | Plan::Change { .. }
+        | Plan::CopyStatus { .. } => {}
     }
 }
 

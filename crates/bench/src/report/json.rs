@@ -68,6 +68,7 @@ struct StageJson<'a> {
     #[serde(rename = "loop")]
     loops: LoopCounters,
     cost: CostPerIo,
+    reconnects: u64,
     #[serde(skip_serializing_if = "Acceleration::is_empty")]
     acceleration: &'a Acceleration,
 }
@@ -105,6 +106,7 @@ impl<'a> StageJson<'a> {
             sys_cpu,
             loops: stage.loops,
             cost: stage.cost.per_io(),
+            reconnects: stage.reconnects,
             acceleration: &stage.acceleration,
         }
     }

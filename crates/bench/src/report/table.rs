@@ -129,6 +129,13 @@ impl StageReport {
                 latency_text(beyond.as_nanos() as f64)
             );
         }
+        if self.reconnects > 0 {
+            let _ = writeln!(
+                out,
+                "lost   {} reconnects: commands that waited for one have that time in their latencies",
+                grouped(self.reconnects)
+            );
+        }
         let verified = self.jobs.iter().filter_map(|job| job.verified);
         let sum =
             |a: Verified, b: Verified| Verified { ios: a.ios + b.ios, bytes: a.bytes + b.bytes };

@@ -31,6 +31,7 @@ fn stage(jobs: Vec<JobReport>) -> StageReport {
         loops: LoopCounters::default(),
         cost: Cost::default(),
         acceleration: Acceleration::default(),
+        reconnects: 0,
     }
 }
 
@@ -94,6 +95,16 @@ fn the_cost_is_in_both_forms() {
     let table = costly.to_table();
     assert!(table.contains("\ncost per I/O, this side\n"), "{table}");
     assert!(table.contains("0.250 system calls"), "{table}");
+}
+
+#[test]
+fn reconnects_are_in_both_forms() {
+    assert_eq!(json(&plain())["jobs"][0]["reconnects"], 0);
+    assert!(!plain().to_table().contains("reconnects"));
+    let lost = report(|stage| stage.reconnects = 1234);
+    assert_eq!(json(&lost)["stages"][0]["reconnects"], 1234);
+    let table = lost.to_table();
+    assert!(table.contains("\nlost   1,234 reconnects: "), "{table}");
 }
 
 #[test]

@@ -101,11 +101,13 @@ pub fn run_stage(
     drop(sender);
     run.wait_ready()?;
     let start = run.fleet.begin(config, &layout, &plans, Moment::default())?;
-    run.fleet.collect(config, &layout, start, run.watch, |_, event| {
-        if let Event::Lost(error) = event {
-            tracing::warn!("{error}; trying to connect again");
-        }
-    })
+    let mut reconnects = 0;
+    let outcome = run.fleet.collect(config, &layout, start, run.watch, |_, event| match event {
+        Event::Lost(error) => tracing::warn!("{error}; trying to connect again"),
+        Event::Again => reconnects += 1,
+        Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
+    })?;
+    Ok(StageOutcome { reconnects, ..outcome })
 }
 
 /// iSCSI. Closing logs out of all sessions.

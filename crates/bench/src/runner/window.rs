@@ -51,6 +51,13 @@ impl Used {
     pub(super) fn outcome(self, clones: Vec<CloneOutcome>) -> StageOutcome {
         let ios = clones.iter().map(|clone| clone.read.count() + clone.write.count()).sum();
         let cost = Cost { ios, usage: self.usage, counts: self.counts };
-        StageOutcome { clones, cpu: self.cpu, loops: self.loops, cost, window: self.window }
+        StageOutcome {
+            clones,
+            cpu: self.cpu,
+            loops: self.loops,
+            cost,
+            window: self.window,
+            reconnects: 0,
+        }
     }
 }

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use raceline_bdev::DeviceSpec;
 use raceline_proto::nvme::Nqn;
 use raceline_target::DEFAULT_QUEUE_DEPTH;
 use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
 use super::connections::ConnectionArgs;
+use super::device::Device;
 use super::sandbox::SandboxArgs;
 use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice};
 use crate::accel::{AccelChoice, accel_choice};
@@ -22,6 +22,8 @@ Device to export, becomes the next namespace (1, 2, ...)
   file:PATH[,size=SIZE]    a file, created sparse with a size; ,buffered goes through the page cache
   block:PATH               a block device
   PATH                     a block device or a file, found out
+  iscsi://[USER@]HOST[:PORT]/IQN/LUN
+                           a logical unit of an iSCSI target, without the options below
 
 each with [,bs=512|4096] [,pbs=BYTES] [,readonly] [,shared] [,uuid=UUID]";
 
@@ -41,7 +43,7 @@ Example: raceline export ram:1G")]
 pub(crate) struct ExportArgs {
     #[arg(required = true, value_name = "DEVICE", help = "Devices to export, see --help")]
     #[arg(long_help = DEVICE_HELP)]
-    pub(crate) devices: Vec<DeviceSpec>,
+    pub(crate) devices: Vec<Device>,
 
     /// Name of the subsystem [default: derived from this machine and the devices]
     #[arg(short = 'n', long, value_parser = values::nqn)]
@@ -121,6 +123,10 @@ pub(crate) struct ExportArgs {
     /// File with the secret by which initiators have to prove themselves, or name of a key
     #[arg(long, value_name = "KEY", requires = "chap_user", help_heading = "iSCSI")]
     pub(crate) chap_secret: Option<PathBuf>,
+
+    /// File with the secret of the USER of iscsi:// devices, or name of a key
+    #[arg(long, value_name = "KEY", help_heading = "iSCSI")]
+    pub(crate) lun_secret: Option<PathBuf>,
 
     /// Accept that other machines connect without encryption
     #[arg(long)]

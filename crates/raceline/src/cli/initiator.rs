@@ -38,6 +38,7 @@ pub(crate) struct IscsiArgs {
     pub(crate) chap_target_secret: Option<PathBuf>,
 }
 
-fn iscsi_name(text: &str) -> Result<Name, String> {
+/// A name of an iSCSI node.
+pub(crate) fn iscsi_name(text: &str) -> Result<Name, String> {
     Name::new(text).map_err(|error| error.to_string())
 }

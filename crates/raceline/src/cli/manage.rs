@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand, ValueHint};
 use clap_complete::ArgValueCandidates;
-use raceline_bdev::{ByteSize, DeviceSpec};
+use raceline_bdev::ByteSize;
 use raceline_control::client::DEFAULT_SOCKET;
+use raceline_initiator::Name;
 use uuid::Uuid;
 
+use crate::cli::device::Device;
+use crate::cli::initiator::iscsi_name;
 use crate::cli::values::OutputFormat;
 use crate::manage::complete;
 
@@ -52,14 +55,22 @@ pub(crate) enum BdevVerb {
         #[arg(value_name = "NAME", add = ArgValueCandidates::new(complete::bdevs))]
         name: Option<String>,
     },
-    /// Open a device, as in export: ram:SIZE, null:SIZE, file:PATH, block:PATH, or a path
+    /// Open a device, as in export: ram:SIZE, null:SIZE, file:PATH, block:PATH, a path, or
+    /// iscsi://[USER@]HOST[:PORT]/IQN/LUN
     Add {
         /// The device
         #[arg(value_name = "DEVICE", value_hint = ValueHint::FilePath)]
-        device: DeviceSpec,
+        device: Device,
         /// Its name; by default that of the file, or the next free one
         #[arg(short, long, value_name = "NAME")]
         name: Option<String>,
+        /// The daemon's key with the secret of the USER of an iscsi:// device (CHAP)
+        #[arg(long, value_name = "NAME")]
+        chap_key: Option<String>,
+        /// The daemon's name as the initiator of an iscsi:// device [default: that in /etc/iscsi/initiatorname.iscsi,
+        /// or derived from this machine]
+        #[arg(long, value_name = "IQN", value_parser = iscsi_name)]
+        initiator: Option<Name>,
     },
     /// Close devices
     Rm {

@@ -4,11 +4,14 @@ use std::path::Path;
 
 use raceline_bdev::{Backing, ByteSize, DeviceSpec};
 use raceline_control::reconcile::Removal;
+use raceline_initiator::{IscsiUrl, Name};
 use serde_json::{Value, json};
 
 use super::{Daemon, config, elements, names, none_of_that_name, pool, size, text};
+use crate::cli::device::Device;
 use crate::cli::manage::{BdevArgs, BdevVerb};
 use crate::failure::Failure;
+use crate::initiator;
 use crate::table::Table;
 
 /// Default block size of devices in memory.
@@ -23,7 +26,10 @@ pub(crate) fn run(args: &BdevArgs) -> Result<(), Failure> {
     let mut daemon = Daemon::connect(&args.daemon)?;
     match &args.verb {
         BdevVerb::Ls { name } => list(&mut daemon, name.as_deref()),
-        BdevVerb::Add { device, name } => add(&mut daemon, device, name.as_deref()),
+        BdevVerb::Add { device, name, chap_key, initiator } => {
+            let login = Login { chap_key: chap_key.as_deref(), initiator: initiator.as_ref() };
+            add(&mut daemon, device, name.as_deref(), login)
+        }
         BdevVerb::Rm { names, force } => {
             names.iter().try_for_each(|name| remove(&mut daemon, name, *force))
         }
@@ -128,17 +134,65 @@ impl Users {
     }
 }
 
-fn add(daemon: &mut Daemon, device: &DeviceSpec, name: Option<&str>) -> Result<(), Failure> {
+/// Who the daemon is to the target of a logical unit.
+#[derive(Clone, Copy)]
+struct Login<'a> {
+    /// The daemon's key with the secret of the URL's user.
+    chap_key: Option<&'a str>,
+    initiator: Option<&'a Name>,
+}
+
+fn add(
+    daemon: &mut Daemon,
+    device: &Device,
+    name: Option<&str>,
+    login: Login<'_>,
+) -> Result<(), Failure> {
     let taken = match name {
         Some(_) => Vec::new(),
         None => names(&daemon.list("bdev_get_bdevs", Value::Null)?, "name"),
     };
-    let (method, params) = creation(device, name, &taken)?;
+    device.check()?;
+    let (method, params) = match device {
+        Device::Refused(_) => unreachable!("refused above"),
+        Device::Lun(url) => ("bdev_iscsi_create", lun(url, name, &taken, login)?),
+        Device::Local(_) if login.chap_key.is_some() || login.initiator.is_some() => {
+            return Err(Failure::usage(
+                "--chap-key and --initiator are for devices of the form iscsi://[USER@]HOST[:PORT]/IQN/LUN",
+            ));
+        }
+        Device::Local(spec) => creation(spec, name, &taken)?,
+    };
     let answer = daemon.call(method, params)?;
     let name = text(&answer);
     let bdevs = daemon.list("bdev_get_bdevs", json!({ "name": name }))?;
     let size = bdevs.first().map_or_else(String::new, |bdev| format!(", {}", size(bytes(bdev))));
     daemon.done(&answer, &format!("added device {name}{size}"))
+}
+
+/// The parameters of the call that makes a logical unit a device.
+fn lun(
+    url: &IscsiUrl,
+    name: Option<&str>,
+    taken: &[String],
+    login: Login<'_>,
+) -> Result<Value, Failure> {
+    if url.user.is_some() != login.chap_key.is_some() {
+        return Err(Failure::usage(
+            "a user and its secret come together: write iscsi://USER@HOST[:PORT]/IQN/LUN, and name the daemon's key with \
+             the secret by --chap-key (raceline key)",
+        ));
+    }
+    let initiator = login.initiator.cloned().map_or_else(initiator::own_name, Ok)?;
+    let mut params = json!({
+        "name": name.map_or_else(|| free_name("Lun", taken), str::to_owned),
+        "initiator_iqn": initiator.as_str(),
+        "url": url.to_string(),
+    });
+    if let Some(key) = login.chap_key {
+        params["chap_key"] = key.into();
+    }
+    Ok(params)
 }
 
 /// The call that makes a device.
@@ -313,6 +367,24 @@ mod tests {
         let (method, params) = create("block:/dev/nvme0n1,readonly", &[]).unwrap();
         assert_eq!((method, &params["name"]), ("bdev_aio_create", &json!("nvme0n1")));
         assert_eq!(params["readonly"], true);
+    }
+
+    #[test]
+    fn a_logical_unit_is_made_by_its_url() {
+        let me = Name::new("iqn.2026-01.io.raceline:me").unwrap();
+        let make = |url: &str, chap_key| {
+            let login = Login { chap_key, initiator: Some(&me) };
+            lun(&url.parse().unwrap(), None, &["Lun0".to_owned()], login)
+        };
+        let params = make("iscsi://u@192.0.2.1/iqn.2026-01.io.raceline:x/7", Some("k")).unwrap();
+        let url = "iscsi://u@192.0.2.1:3260/iqn.2026-01.io.raceline:x/7";
+        let expected =
+            json!({ "name": "Lun1", "initiator_iqn": me.as_str(), "url": url, "chap_key": "k" });
+        assert_eq!(params, expected);
+        let open = make("iscsi://192.0.2.1/iqn.2026-01.io.raceline:x/7", None).unwrap();
+        assert!(open.get("chap_key").is_none(), "{open}");
+        make("iscsi://u@192.0.2.1/iqn.2026-01.io.raceline:x/7", None).unwrap_err();
+        make("iscsi://192.0.2.1/iqn.2026-01.io.raceline:x/7", Some("k")).unwrap_err();
     }
 
     #[test]

@@ -276,6 +276,27 @@ const ROWS: &[Row] = &[
         |cdb, _| reserve_out(cdb, ReserveOutAction::RegisterAndIgnore),
         service_action = Some(6)
     ),
+    row!(
+        "EXTENDED COPY (LID1)",
+        &[0x83, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, 0],
+        WRITE,
+        |cdb, _| Ok(Command::ExtendedCopy { length: cdb.u32(10) }),
+        service_action = Some(0)
+    ),
+    row!(
+        "RECEIVE COPY STATUS (LID1)",
+        &[0x84, 0x00, F, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, 0],
+        WRITE,
+        |cdb, _| Ok(Command::ReceiveCopyStatus { id: cdb.0[2], allocation: cdb.u32(10) }),
+        service_action = Some(0)
+    ),
+    row!(
+        "RECEIVE COPY OPERATING PARAMETERS",
+        &[0x84, 0x03, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, 0],
+        WRITE,
+        |cdb, _| Ok(Command::CopyOperatingParameters { allocation: cdb.u32(10) }),
+        service_action = Some(3)
+    ),
     row!("READ (16)", &[0x88, 0x18, F, F, F, F, F, F, F, F, F, F, F, F, 0, 0], READ, read),
     row!(
         "COMPARE AND WRITE",

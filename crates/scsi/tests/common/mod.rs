@@ -151,7 +151,7 @@ pub(crate) fn check_residual(request: &Request, plan: &Plan) {
     let transfer = match plan {
         Plan::Refuse(_) => return,
         Plan::Reply(reply) => reply.transfer,
-        Plan::LbaStatus { .. } => return,
+        Plan::LbaStatus { .. } | Plan::CopyStatus { .. } => return,
         Plan::Read { transfer, .. }
         | Plan::Write { transfer, .. }
         | Plan::WriteAndVerify { transfer, .. }

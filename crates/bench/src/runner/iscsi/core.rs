@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use raceline_initiator::{
     Session, SessionConfig, SessionCounters, SessionError, SessionEvent, Task, TaskData, TaskDone,
+    TaskError,
 };
 use raceline_reactor::{Completion, Context, IoBuf, Service, Token};
 
@@ -51,6 +52,8 @@ pub(super) enum Event {
     Ready,
     /// A session is lost, or could not be made.
     Lost(SessionError),
+    /// A session that was lost is there again.
+    Again,
     /// A job has ended before others of its core.
     JobEnded,
     /// All jobs of this core have ended; with the core's number.
@@ -66,6 +69,8 @@ pub(super) struct Core {
     sessions: Vec<Session>,
     loads: Vec<Load>,
     counters: Arc<SessionCounters>,
+    /// By session: it has been lost since it was there the last time.
+    lost: Vec<bool>,
     /// The earliest timer.
     timer: Option<Instant>,
     ready: bool,
@@ -93,6 +98,8 @@ struct Load {
     buffers: Vec<Option<IoBuf>>,
     /// Ends of tasks that wait for a batch.
     done: VecDeque<TaskDone>,
+    /// Writes that are sent again, by slot: when a session was first lost under each.
+    uncertain: Vec<(u16, Instant)>,
     ended: bool,
 }
 
@@ -106,6 +113,7 @@ impl Load {
             job: None,
             buffers: Vec::new(),
             done: VecDeque::with_capacity(config.depth),
+            uncertain: Vec::with_capacity(config.depth),
             ended: false,
         }
     }
@@ -123,6 +131,9 @@ impl Load {
     #[inline]
     fn handle_done(&mut self, now: Instant, done: TaskDone) {
         let Ok(slot) = u16::try_from(done.user) else { return };
+        if !self.uncertain.is_empty() {
+            self.uncertain.retain(|&(again, _)| again != slot);
+        }
         let Some(job) = &mut self.job else { return };
         match (done.result, &done.data) {
             (Ok(_), TaskData::Read(buf)) => job.handle_read(now, slot, buf),
@@ -133,6 +144,32 @@ impl Load {
             }
         }
         self.put_back(usize::from(slot), done.data);
+    }
+
+    /// Sends a write of unknown fate again, with the same data. Its blocks hold either the old or the new data, and no other
+    /// command of the run goes there before the write has ended. The session keeps its ISID, so the login by which it is
+    /// made again ends what is left of the old session at the target (RFC 7143, 6.3.5): the old write cannot come later.
+    /// For as long as a lost session may be tried again, so may its writes.
+    #[cold]
+    fn write_again(&mut self, cx: &mut Context<'_>, session: &mut Session, done: TaskDone) {
+        let Ok(slot) = u16::try_from(done.user) else { return };
+        let since = self.uncertain.iter().find(|&&(again, _)| again == slot).map(|&(_, at)| at);
+        let limit = session.config().backoff.give_up_after;
+        let in_time = since.is_none_or(|since| {
+            limit.is_none_or(|limit| cx.now.saturating_duration_since(since) < limit)
+        });
+        if !in_time {
+            return self.handle_done(cx.now, done);
+        }
+        let TaskDone { user, cdb, result, data } = done;
+        match session.submit(cx, Task { cdb, data, whole: true }, user) {
+            Ok(()) if since.is_none() => self.uncertain.push((slot, cx.now)),
+            Ok(()) => {}
+            Err(rejected) => {
+                let data = rejected.task.data;
+                self.handle_done(cx.now, TaskDone { user, cdb, result, data });
+            }
+        }
     }
 
     #[inline]
@@ -150,7 +187,10 @@ impl Load {
     fn work(&mut self, cx: &mut Context<'_>, sessions: &mut [Session]) {
         for index in self.sessions.clone() {
             while let Some(done) = sessions[index].poll_done() {
-                if self.complete_max.is_none() {
+                let is_write = matches!(done.data, TaskData::Write(_));
+                if is_write && done.result == Err(TaskError::UnknownFate) {
+                    self.write_again(cx, &mut sessions[index], done);
+                } else if self.complete_max.is_none() {
                     self.handle_done(cx.now, done);
                 } else {
                     self.done.push_back(done);
@@ -225,7 +265,16 @@ impl Core {
         // Allocated here: otherwise a run would spend its first part on page faults.
         let mut random = Random::new(config.seed);
         loads.iter_mut().for_each(|load| load.fill_buffers(cx, &mut random));
-        Self { sessions, loads, counters, timer: None, ready: false, state: State::Idle, config }
+        Self {
+            lost: vec![false; sessions.len()],
+            sessions,
+            loads,
+            counters,
+            timer: None,
+            ready: false,
+            state: State::Idle,
+            config,
+        }
     }
 
     /// What all its sessions count together.
@@ -242,13 +291,20 @@ impl Core {
         for index in 0..self.sessions.len() {
             while let Some(event) = self.sessions[index].poll_event() {
                 match event {
-                    SessionEvent::Lost(error) => self.report(Event::Lost(error)),
+                    SessionEvent::Lost(error) => {
+                        self.lost[index] = true;
+                        self.report(Event::Lost(error));
+                    }
                     SessionEvent::Failed(error) => {
                         self.report(Event::Lost(error.clone()));
                         self.abandon(index, &error);
                     }
-                    SessionEvent::Ready
-                    | SessionEvent::Closed
+                    SessionEvent::Ready => {
+                        if std::mem::take(&mut self.lost[index]) {
+                            self.report(Event::Again);
+                        }
+                    }
+                    SessionEvent::Closed
                     | SessionEvent::Attention(_)
                     | SessionEvent::Targets(_) => {}
                 }

@@ -1,6 +1,7 @@
 //! One iSCSI connection, which is its session: its socket, and how it handles the events that the protocol decodes.
 
 mod commands;
+mod copy;
 mod data;
 mod login;
 mod manage;

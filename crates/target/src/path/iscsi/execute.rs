@@ -47,6 +47,8 @@ pub(crate) enum Kind {
         request: Request,
     },
     Collect(Parameters),
+    /// An Extended Copy that has its parameters.
+    Copy,
     /// A change of the logical unit, without blocks.
     Changed,
 }
@@ -55,7 +57,10 @@ impl Work {
     /// Whether the command is changing its bytes of the device.
     pub(crate) fn changes_data(&self) -> bool {
         match self.kind {
-            Kind::Write | Kind::WriteSame { .. } | Kind::Collect(Parameters::Unmap) => true,
+            Kind::Write
+            | Kind::WriteSame { .. }
+            | Kind::Collect(Parameters::Unmap)
+            | Kind::Copy => true,
             Kind::WriteAndVerify(_) => !self.is_second,
             Kind::OrWrite | Kind::CompareAndWrite => self.is_second,
             _ => false,
@@ -71,12 +76,13 @@ impl Work {
             | Kind::OrWrite
             | Kind::CompareAndWrite
             | Kind::WriteSame { .. }
-            | Kind::Collect(Parameters::Unmap) => AccessGroup::Write,
+            | Kind::Collect(Parameters::Unmap | Parameters::ExtendedCopy) => AccessGroup::Write,
             // They touch no data, or check reservations themselves.
             Kind::None
             | Kind::Flush
             | Kind::LbaStatus { .. }
             | Kind::Collect(_)
+            | Kind::Copy
             | Kind::Changed => AccessGroup::Exempt,
         }
     }

@@ -8,6 +8,7 @@ use raceline_scsi::{
     Attentions, Nexus as ScsiNexus, PortGroup, PortGroupState, TargetFacts, UnitAttention,
 };
 
+use super::copies::Copies;
 use crate::changes::iscsi_view::{Lun, Node};
 use crate::changes::snapshot::DeviceId;
 use crate::records::sessions::Nexus;
@@ -22,6 +23,7 @@ pub(crate) struct Session {
     pub(crate) node: Arc<Node>,
     pub(crate) facts: TargetFacts,
     pub(crate) luns: Vec<Option<LunView>>,
+    pub(crate) copies: Copies,
     latencies: Option<Latencies>,
 }
 
@@ -66,7 +68,15 @@ impl Session {
         let luns = luns.map(|lun| lun.as_ref().map(|lun| LunView::new(lun, &scsi, attention)));
         let luns = luns.collect();
         let latencies = node.latencies.as_ref().map(Latencies::new);
-        Self { facts: facts(node), node: Arc::clone(node), nexus, scsi, luns, latencies }
+        Self {
+            facts: facts(node),
+            node: Arc::clone(node),
+            nexus,
+            scsi,
+            luns,
+            copies: Copies::default(),
+            latencies,
+        }
     }
 
     /// The LUN of this number, with the latest of its unit.

@@ -11,6 +11,7 @@ use raceline_bdev::BdevError;
 use raceline_iscsi::target::TaskId;
 use raceline_reactor::{IoBuf, SharedBuf};
 
+use super::copying::Copying;
 use super::execute::Work;
 use crate::changes::snapshot::DeviceId;
 use crate::path::range_lock::LockId;
@@ -59,6 +60,8 @@ pub(crate) struct Slot {
     pub(crate) buf: Option<IoBuf>,
     /// Data from the initiator that are complete.
     pub(crate) data: Option<SharedBuf>,
+    /// Of an Extended Copy, how far it has come.
+    pub(crate) copying: Option<Box<Copying>>,
     /// Device requests in flight.
     pub(crate) pending: u16,
     /// The first failure of those requests.

@@ -8,7 +8,7 @@ use raceline_iscsi::target::{Residual, Status, TaskId};
 use raceline_reactor::{Context, Payload};
 use raceline_scsi::{
     Blocks, Change, DataDirection, Plan, PortGroupState, Refusal, Reply, Request, SameData, Sense,
-    Transfer, View, lun_from_wire, plan, plan_without_lun, refuse,
+    Transfer, View, lun_from_wire, plan, plan_without_lun, refuse, reply_copy_status,
 };
 
 use super::{Connection, LifeState};
@@ -240,6 +240,12 @@ impl Connection {
                 self.describe(key, about, (Kind::Changed, false), no_blocks, transfer);
                 return self.change(core, key, &change);
             }
+            Plan::CopyStatus { id, allocation } => {
+                let status =
+                    self.session.as_mut().and_then(|session| session.copies.status(about.lun, id));
+                let answer = reply_copy_status(&about.request, allocation, status);
+                return self.answer_plan(core, (about.task, about.lun), answer);
+            }
             Plan::PreFetch { transfer, .. } => {
                 return self.answer_good(core, about.task, residual(transfer.residual));
             }
@@ -383,7 +389,11 @@ impl Connection {
 
     /// Frees the slot of a command that is answered now. Gives the protocol's name of it.
     pub(super) fn release(&mut self, core: &mut Core, key: SlotKey) -> Option<TaskId> {
-        let started = self.slots.get(key).and_then(|slot| slot.started);
+        let slot = self.slots.get(key)?;
+        let (started, copying) = (slot.started, slot.copying.take());
+        if let (Some(copying), Some(session)) = (copying, &mut self.session) {
+            session.copies.end(copying.key);
+        }
         let (task, held) = self.slots.release(key)?;
         if let (Some(started), Some(session)) = (started, &self.session) {
             session.ended(started);

@@ -101,19 +101,32 @@ impl Connection {
             }
             Kind::Flush => Op::Flush,
             Kind::LbaStatus { lba, .. } => return self.find_parts(cx, core, key, lba),
+            Kind::Collect(Parameters::ExtendedCopy) => return self.begin_copy(cx, core, key),
             Kind::Collect(_) => return self.unmap(cx, core, key),
+            Kind::Copy => return self.copy_piece(cx, core, key),
             Kind::None | Kind::Changed => return,
         };
         self.submit(cx, core, key, op);
     }
 
-    /// Starts a device request of a command.
+    /// Starts a request of a command at its device.
     fn submit(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey, op: Op) {
+        let Some(device) = self.slots.get(key).and_then(|slot| slot.device) else { return };
+        self.submit_to(cx, core, (key, device), op);
+    }
+
+    /// Starts a request of a command at this device.
+    pub(super) fn submit_to(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        (key, device): (SlotKey, DeviceId),
+        op: Op,
+    ) {
         let tag = self.local(key).tag();
         let Some(slot) = self.slots.get(key) else { return };
         slot.phase = Phase::Device;
         slot.pending += 1;
-        let Some(device) = slot.device else { return };
         let bytes = usize::try_from(op.bytes()).unwrap_or(usize::MAX);
         if core.device(device).is_some_and(|device| device.info.copies_data) {
             self.moved = self.moved.saturating_add(bytes);
@@ -239,6 +252,9 @@ impl Connection {
         payload: Option<Payload>,
     ) {
         let Some(slot) = self.slots.get(key) else { return };
+        if matches!(slot.work.kind, Kind::Copy) {
+            return self.copied_part(cx, core, key, result, payload);
+        }
         slot.pending -= 1;
         if let Err(error) = result {
             slot.failure.get_or_insert(error);
@@ -393,7 +409,7 @@ impl Connection {
 }
 
 /// A buffer of the pool if there is one: a command that holds a buffer must not wait for another.
-fn second_buffer(cx: &Context<'_>, len: usize) -> IoBuf {
+pub(super) fn second_buffer(cx: &Context<'_>, len: usize) -> IoBuf {
     let all = 0..cx.pool.class_count();
     let pooled = if len > cx.pool.largest() { None } else { cx.pool.take_of(len, all) };
     pooled.unwrap_or_else(|| IoBuf::heap(len))
