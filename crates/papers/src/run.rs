@@ -26,7 +26,7 @@ use crate::record::{Effort, Missing, Point, Record, Run, StandIn};
 
 pub use settings::{
     AccelSettings, AffinitySettings, CoreMode, Digest, LoadSettings, Maps, Neighbour, PairSettings,
-    PlacementKind, SettingsError, ShareSettings, SubjectKind, SubmitSettings,
+    PlacementKind, Protocol, SettingsError, ShareSettings, SubjectKind, SubmitSettings,
 };
 pub use store::{StoreError, load_folder, load_record, record_path};
 
@@ -69,7 +69,12 @@ pub fn check_settings(
 ) -> Result<(), SettingsError> {
     let table = merged(experiment, series, column);
     match experiment.procedure.name.as_str() {
-        "load" | "fleet" => read::<LoadSettings>(table)?.check(),
+        "load" => read::<LoadSettings>(table)?.check(),
+        "fleet" => {
+            let settings: LoadSettings = read(table)?;
+            settings.check()?;
+            settings.check_agents()
+        }
         "submit" => read::<SubmitSettings>(table)?.check(),
         "limit" | "gap" => read::<PairSettings>(table)?.check(),
         "affinity" => read::<AffinitySettings>(table)?.check(),

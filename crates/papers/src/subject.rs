@@ -3,12 +3,14 @@
 pub mod missing;
 mod raceline;
 mod spdk;
+mod tgt;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 use raceline_bench::accel::Device;
+use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::Mode;
 
@@ -19,14 +21,15 @@ use crate::run::LoadSettings;
 pub use raceline::Raceline;
 pub(crate) use raceline::TemporaryFile;
 pub use spdk::Spdk;
+pub use tgt::Tgt;
 
 /// A running target.
 pub trait Subject: Send {
     /// Where it listens.
     fn address(&self) -> SocketAddr;
 
-    /// Its subsystem; namespace 1 is measured.
-    fn nqn(&self) -> Nqn;
+    /// What hosts find there.
+    fn export(&self) -> Export;
 
     /// Its process, if it is another one.
     fn process(&self) -> Option<u32>;
@@ -51,6 +54,20 @@ pub trait Subject: Send {
     /// # Errors
     /// When it does not end.
     fn stop(self: Box<Self>) -> Result<(), String>;
+}
+
+/// What hosts find at a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Export {
+    /// A subsystem of NVMe/TCP, of which namespace 1 is measured.
+    Subsystem(Nqn),
+    /// Target nodes of iSCSI, of each of which one logical unit is measured.
+    Nodes {
+        /// Their names, at least one.
+        names: Vec<Name>,
+        /// The number of the logical unit.
+        lun: u16,
+    },
 }
 
 /// What a target has counted so far.
@@ -92,8 +109,8 @@ impl Subject for Running {
         self.address
     }
 
-    fn nqn(&self) -> Nqn {
-        self.nqn.clone()
+    fn export(&self) -> Export {
+        Export::Subsystem(self.nqn.clone())
     }
 
     fn process(&self) -> Option<u32> {
@@ -115,6 +132,13 @@ impl Subject for Running {
     fn stop(self: Box<Self>) -> Result<(), String> {
         Ok(())
     }
+}
+
+/// The names of the target nodes of a series.
+pub(crate) fn node_names(settings: &LoadSettings) -> Vec<Name> {
+    let name = |number| format!("iqn.2026-01.io.raceline:papers-{number}");
+    let name = |number| Name::new(&name(number)).expect("an iSCSI name of constant form");
+    (0..settings.used_nodes()).map(name).collect()
 }
 
 /// What the hand-off kind stands in for.

@@ -7,6 +7,7 @@ mod idle;
 mod memory;
 mod modes;
 mod process;
+mod sessions;
 mod simple;
 mod start;
 mod tail;
@@ -63,6 +64,8 @@ enum Section {
     Workloads,
     /// CPU and memory of a target with 1,000 idle connections, and the first command after.
     Idle,
+    /// CPU and memory of a target with 1,000 idle iSCSI sessions, which it pings.
+    Sessions,
     /// Memory of a target whose 128 connections are full of 128 KiB commands.
     Memory,
     /// Time from the start of a target to the first read.
@@ -93,6 +96,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
         let found = match section {
             Section::Workloads => workloads::run(tree, options),
             Section::Idle => idle::run(tree, options),
+            Section::Sessions => sessions::run(tree, options),
             Section::Memory => memory::run(tree),
             Section::Start => start::run(tree, options),
             Section::Modes => modes::run(tree, options),

@@ -1,6 +1,6 @@
 //! The tshark step: captures of every PDU type of NVMe/TCP and iSCSI, dissected by an independent decoder, and of TLS.
 
-mod iscsi;
+pub(crate) mod iscsi;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,16 +4,17 @@
 
 mod core;
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use raceline_host::NamespaceInfo;
-use raceline_initiator::{SessionConfig, SessionCounters, UnitInfo};
+use raceline_initiator::{SessionConfig, UnitInfo};
 use raceline_proto::nvme::NamespaceId;
-use raceline_reactor::{LoopSnapshot, PoolConfig, ReactorConfig};
+use raceline_reactor::{LoopSnapshot, Mode, PoolConfig, ReactorConfig};
 
-use self::core::{Core, CoreConfig, Event, LoadConfig, Message};
+use self::core::{Core, CoreConfig, CoreCounters, Event, LoadConfig, Message};
 use super::fleet::{Fleet, Heard, Protocol};
-use super::stage::{self, FileSpec, JobSpec, Layout, Problem, Route, StageConfig};
+use super::stage::{self, FileSpec, JobSpec, Layout, Plan, Problem, Route, StageConfig};
 use super::{Moment, Progress, RunError, StageOutcome, TICK};
 use crate::cost::Counts;
 use crate::job::QueueJob;
@@ -79,97 +80,85 @@ impl IscsiUnit {
 /// position. `watch` receives the progress several times a second, and ends the run early by giving false.
 ///
 /// # Errors
-/// When the run cannot begin; failures during the run are in [`CloneOutcome::error`].
+/// When the run cannot begin; failures during the run are in [`CloneOutcome::error`](super::CloneOutcome::error).
 pub fn run_stage(
     config: &StageConfig,
     units: &[IscsiUnit],
     watch: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<StageOutcome, RunError> {
-    if config.jobs.iter().any(|job| job.route != Route::Own) {
-        return Err(RunError::Invalid("iSCSI has no queue maps: leave -W and -P out".to_owned()));
-    }
-    let layout = config.layout()?;
-    let plan = |job| {
-        let mut find = |file: &FileSpec, spec: &JobSpec| units[file.host].check(spec);
-        stage::plan_with(job, &mut find)
-    };
-    let plans = config.jobs.iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()?;
-    stage::check_overlaps(&config.jobs, &plans)?;
-    let (sender, events) = mpsc::channel();
-    let mut run = Run { fleet: Fleet::new(events), watch };
-    run.spawn(config, units, &layout, &sender)?;
-    drop(sender);
-    run.wait_ready()?;
-    let start = run.fleet.begin(config, &layout, &plans, Moment::default())?;
-    let mut reconnects = 0;
-    let outcome = run.fleet.collect(config, &layout, start, run.watch, |_, event| match event {
-        Event::Lost(error) => tracing::warn!("{error}; trying to connect again"),
-        Event::Again => reconnects += 1,
-        Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
-    })?;
-    Ok(StageOutcome { reconnects, ..outcome })
+    Initiators::connect(config, units, watch)?.run_stage()
 }
 
-/// iSCSI. Closing logs out of all sessions.
-struct Sessions;
-
-impl Protocol for Sessions {
-    type Message = Message;
-    type Event = Event;
-    type Counters = Arc<SessionCounters>;
-
-    fn begin(jobs: Vec<QueueJob>) -> Message {
-        Message::Begin(jobs)
-    }
-
-    fn finish() -> Message {
-        Message::Finish
-    }
-
-    fn close() -> Message {
-        Message::Close
-    }
-
-    fn heard(event: Event) -> Heard<Event> {
-        match event {
-            Event::Finished(core, results) => Heard::Finished(core, results),
-            Event::JobEnded => Heard::JobEnded,
-            Event::Closed => Heard::Closed,
-            event => Heard::Other(event),
-        }
-    }
-
-    /// Under the names that the counts of queues have.
-    fn count(counters: &Self::Counters, stats: LoopSnapshot) -> Counts {
-        let totals = counters.totals();
-        Counts {
-            system_calls: stats.io.system_calls,
-            receives: totals.receives,
-            sends: totals.sends,
-            pdus_received: totals.pdus_received,
-            pdus_sent: totals.pdus_sent,
-            copied_bytes: totals.copied_bytes,
-            // A wrong digest ends an iSCSI session.
-            digest_retries: 0,
-        }
-    }
-}
-
-/// The calling thread's part of a run.
-struct Run<'a> {
+/// Sessions that are there, for successive runs. Dropping it logs out of all of them.
+pub struct Initiators<'a> {
     fleet: Fleet<Sessions>,
     watch: &'a mut dyn FnMut(Progress) -> bool,
+    config: StageConfig,
+    layout: Layout,
+    plans: Vec<Vec<Plan>>,
 }
 
-impl Run<'_> {
-    /// Starts the reactors.
-    fn spawn(
-        &mut self,
+impl<'a> Initiators<'a> {
+    /// Makes the sessions of all jobs; `units` and `watch` as in [`run_stage`].
+    ///
+    /// # Errors
+    /// When a login fails, or the jobs do not fit their units.
+    pub fn connect(
         config: &StageConfig,
         units: &[IscsiUnit],
-        layout: &Layout,
-        events: &mpsc::Sender<Event>,
-    ) -> Result<(), RunError> {
+        watch: &'a mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Self, RunError> {
+        if config.jobs.iter().any(|job| job.route != Route::Own) {
+            let message = "iSCSI has no queue maps: leave -W and -P out".to_owned();
+            return Err(RunError::Invalid(message));
+        }
+        let layout = config.layout()?;
+        let plan = |job| {
+            let mut find = |file: &FileSpec, spec: &JobSpec| units[file.host].check(spec);
+            stage::plan_with(job, &mut find)
+        };
+        let plans = config.jobs.iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()?;
+        stage::check_overlaps(&config.jobs, &plans)?;
+        let (sender, events) = mpsc::channel();
+        let fleet = Fleet::new(events);
+        let mut this = Self { fleet, watch, config: config.clone(), layout, plans };
+        this.spawn(units, &sender)?;
+        drop(sender);
+        this.wait_ready()?;
+        Ok(this)
+    }
+
+    /// Runs all jobs once.
+    ///
+    /// # Errors
+    /// When the run cannot begin; failures during the run are in
+    /// [`CloneOutcome::error`](super::CloneOutcome::error).
+    pub fn run_stage(&mut self) -> Result<StageOutcome, RunError> {
+        let Self { fleet, watch, config, layout, plans } = self;
+        let start = fleet.begin(config, layout, plans, Moment::default())?;
+        let mut reconnects = 0;
+        let outcome = fleet.collect(config, layout, start, watch, |_, event| match event {
+            Event::Lost(error) => tracing::warn!("{error}; trying to connect again"),
+            Event::Again => reconnects += 1,
+            Event::Ready | Event::JobEnded | Event::Finished(..) | Event::Closed => {}
+        })?;
+        Ok(StageOutcome { reconnects, ..outcome })
+    }
+
+    /// Commands of all sessions that have ended so far, those of ramps included.
+    #[must_use]
+    pub fn commands(&self) -> u64 {
+        self.fleet.counters.iter().map(|of| of.ended.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Changes what the cores do when they are idle.
+    pub fn set_mode(&self, mode: Mode) {
+        self.fleet.cores.iter().for_each(|core| core.set_mode(mode));
+    }
+
+    /// Starts the reactors.
+    fn spawn(&mut self, units: &[IscsiUnit], events: &mpsc::Sender<Event>) -> Result<(), RunError> {
+        let (config, layout) = (&self.config, &self.layout);
         for (thread, cpus) in layout.threads.iter().enumerate() {
             let core = CoreConfig {
                 loads: loads(config, units, layout, thread),
@@ -214,6 +203,51 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// iSCSI. Closing logs out of all sessions.
+struct Sessions;
+
+impl Protocol for Sessions {
+    type Message = Message;
+    type Event = Event;
+    type Counters = CoreCounters;
+
+    fn begin(jobs: Vec<QueueJob>) -> Message {
+        Message::Begin(jobs)
+    }
+
+    fn finish() -> Message {
+        Message::Finish
+    }
+
+    fn close() -> Message {
+        Message::Close
+    }
+
+    fn heard(event: Event) -> Heard<Event> {
+        match event {
+            Event::Finished(core, results) => Heard::Finished(core, results),
+            Event::JobEnded => Heard::JobEnded,
+            Event::Closed => Heard::Closed,
+            event => Heard::Other(event),
+        }
+    }
+
+    /// Under the names that the counts of queues have.
+    fn count(counters: &Self::Counters, stats: LoopSnapshot) -> Counts {
+        let totals = counters.sessions.totals();
+        Counts {
+            system_calls: stats.io.system_calls,
+            receives: totals.receives,
+            sends: totals.sends,
+            pdus_received: totals.pdus_received,
+            pdus_sent: totals.pdus_sent,
+            copied_bytes: totals.copied_bytes,
+            // A wrong digest ends an iSCSI session.
+            digest_retries: 0,
+        }
     }
 }
 

@@ -32,6 +32,7 @@ pub enum Removal {
 const DEVICES: &[(&str, &str)] = &[
     ("bdev_aio_create", "bdev_aio_delete"),
     ("bdev_delay_create", "bdev_delay_delete"),
+    ("bdev_iscsi_create", "bdev_iscsi_delete"),
     ("bdev_malloc_create", "bdev_malloc_delete"),
     ("bdev_null_create", "bdev_null_delete"),
     ("bdev_passthru_create", "bdev_passthru_delete"),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use raceline_bdev::SharedBdev;
 use raceline_bench::gap::filled_ram;
 use raceline_bench::quiet::Machine;
+use raceline_proto::nvme::Nqn;
 use raceline_reactor::HugePages;
 
 use super::load::{bed_as_wanted, neighbour_load};
@@ -22,7 +23,7 @@ use crate::bed;
 use crate::experiment::{Column, Experiment, Series};
 use crate::record::Run;
 use crate::statistics::SAMPLES_BEYOND_MIN;
-use crate::subject::{Needs, Raceline, Running, Subject};
+use crate::subject::{Export, Needs, Raceline, Running, Subject};
 
 /// What this procedure measures, of the first agent unless the name says otherwise.
 pub(super) const METRICS: [&str; 8] = [
@@ -145,7 +146,10 @@ impl Point<'_> {
         target: &dyn Subject,
         block: u32,
     ) -> Result<(Together, f64), String> {
-        let loads = self.loads(target, block);
+        let Export::Subsystem(nqn) = target.export() else {
+            return Err("agents are hosts of NVMe/TCP".to_owned());
+        };
+        let loads = self.loads(target, &nqn, block);
         let address = target.address().ip();
         let agents: Result<Vec<Agent>, FleetError> = bed::in_host_ns(self.options.bed, || {
             let spawn = |number: usize| {
@@ -172,7 +176,7 @@ impl Point<'_> {
     }
 
     /// The loads of the victim, which is the first, and its neighbours.
-    fn loads(&self, target: &dyn Subject, block: u32) -> Vec<Load> {
+    fn loads(&self, target: &dyn Subject, nqn: &Nqn, block: u32) -> Vec<Load> {
         let (settings, timing) = (&self.settings, &self.options.timing);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
         let victim = Load {
@@ -186,7 +190,7 @@ impl Point<'_> {
             runtime_ms: millis(settings.time(timing)),
             cores: self.options.cpus[1..].to_vec(),
             poll: settings.host_mode == CoreMode::Poll,
-            ..Load::new(target.address(), target.nqn().as_str())
+            ..Load::new(target.address(), nqn.as_str())
         };
         let mut loads = vec![victim.clone()];
         if let Some((io_bytes, depth, queues)) = neighbour_load(settings.neighbour) {

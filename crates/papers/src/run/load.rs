@@ -1,6 +1,7 @@
 //! The procedure `load`: a generator on the host's cores drives each series in turn, block by block.
 
 mod column;
+mod connected;
 mod stage;
 
 use std::collections::BTreeSet;

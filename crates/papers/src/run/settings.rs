@@ -43,6 +43,19 @@ pub enum SubjectKind {
     Spdk,
     /// The kernel's target.
     Nvmet,
+    /// tgt, an iSCSI target in user space.
+    Tgt,
+}
+
+/// How host and target talk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// NVMe/TCP: one host with a queue for each connection.
+    #[default]
+    NvmeTcp,
+    /// iSCSI: a session for each connection, spread over target nodes. Each initiator has a session with each node.
+    Iscsi,
 }
 
 /// What a core does when it has nothing to do.
@@ -143,6 +156,10 @@ pub enum Neighbour {
 pub struct LoadSettings {
     /// Who is measured.
     pub subject: SubjectKind,
+    /// How host and target talk.
+    pub protocol: Protocol,
+    /// Target nodes of iSCSI, each with the device as its logical unit.
+    pub nodes: u16,
     /// The bed that fits best: `loopback`, `veth` or `shaped`.
     pub bed: String,
     /// MTU of the series' own veth pair; 0: the series uses the bed of the run.
@@ -219,6 +236,8 @@ impl Default for LoadSettings {
     fn default() -> Self {
         Self {
             subject: SubjectKind::Raceline,
+            protocol: Protocol::NvmeTcp,
+            nodes: 20,
             bed: "loopback".to_owned(),
             mtu: 0,
             gro: None,
@@ -267,6 +286,12 @@ impl LoadSettings {
         }
         let cores = u16::try_from(self.target_cores).unwrap_or(u16::MAX);
         self.connections_per_core.saturating_mul(cores)
+    }
+
+    /// Target nodes that have a session.
+    #[must_use]
+    pub fn used_nodes(&self) -> u16 {
+        self.nodes.min(self.total_connections()).max(1)
     }
 
     /// The link of a series with a veth pair of its own; `None`: it uses the bed of the run.
@@ -351,7 +376,51 @@ impl LoadSettings {
             in_range("readers", self.readers.into(), 1, 1024)?;
             in_range("connections", self.connections.into(), 2, 128)?;
         }
+        in_range("nodes", self.nodes.into(), 1, 128)?;
+        self.check_protocol()
+    }
+
+    /// Nothing is asked of a protocol that it does not have.
+    fn check_protocol(&self) -> Result<(), SettingsError> {
+        if self.protocol == Protocol::NvmeTcp {
+            if self.subject == SubjectKind::Tgt {
+                let why = "tgt is an iSCSI target: use protocol = \"iscsi\"".to_owned();
+                return Err(wrong("subject", why));
+            }
+            return Ok(());
+        }
+        let usual = Self::default();
+        let nvme_only = [
+            ("maps", self.maps.is_some()),
+            ("neighbour", self.neighbour != usual.neighbour),
+            ("i10", self.i10),
+            ("send_pdus", self.send_pdus != usual.send_pdus),
+            ("send_flags", self.send_flags),
+            ("host_placement", self.host_placement != usual.host_placement),
+            ("digest", self.digest == Digest::Engine),
+            ("rate_iops", self.rate_iops > 0),
+            ("rate_percent", self.rate_percent > 0),
+        ];
+        if let Some((key, _)) = nvme_only.iter().find(|(_, given)| *given) {
+            let why = "series over iSCSI do not have it: leave it out".to_owned();
+            return Err(wrong(key, why));
+        }
+        if self.subject == SubjectKind::Nvmet {
+            let why = "the kernel's target is measured over NVMe/TCP: use raceline, spdk or tgt";
+            return Err(wrong("subject", why.to_owned()));
+        }
         Ok(())
+    }
+
+    /// Agents can carry out these settings.
+    ///
+    /// # Errors
+    /// The first one that they cannot.
+    pub fn check_agents(&self) -> Result<(), SettingsError> {
+        if self.protocol == Protocol::NvmeTcp {
+            return Ok(());
+        }
+        Err(wrong("protocol", "agents are hosts of NVMe/TCP: use \"nvme-tcp\"".to_owned()))
     }
 }
 

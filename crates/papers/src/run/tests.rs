@@ -69,7 +69,8 @@ fn a_tiny_experiment_leaves_a_complete_record() {
         };
         assert_eq!(latencies(stored), latencies(measured));
     }
-    for series in ["handoff", "interrupt", "adaptive", "poll"] {
+    for series in ["handoff", "interrupt", "adaptive", "poll", "iscsi-poll", "poll-64", "iscsi-64"]
+    {
         let point = record.points.iter().find(|point| point.series == series);
         let point = point.unwrap_or_else(|| panic!("{series} was not measured"));
         assert_eq!(point.runs.len(), 2);
@@ -84,8 +85,10 @@ fn a_tiny_experiment_leaves_a_complete_record() {
     let missing: Vec<&str> = record.missing.iter().map(|missing| missing.what.as_str()).collect();
     assert!(missing.iter().any(|what| what.contains("spdk")), "{missing:?}");
     assert!(record.stand_ins.iter().any(|it| it.of.contains("nvmet")), "{:?}", record.stand_ins);
+    // tgt is measured, too, where it is installed.
+    let runs = 2 * record.points.len();
     let last = steps.last().unwrap();
-    assert_eq!((last.done, last.total), (8, 8));
+    assert_eq!((last.done, last.total), (runs, runs));
 }
 
 #[test]
@@ -134,6 +137,61 @@ fn local_and_remote_give_the_added_latency() {
             assert!(delta > 0.0, "the network is not free: {delta}");
             assert!(!local.values.contains_key("delta_us"));
         }
+    }
+}
+
+#[test]
+fn initiators_have_a_session_with_each_node() {
+    let _alone = alone();
+    let mut experiment = tiny("CH-F1", 1);
+    experiment.series.retain(|series| series.id == "iscsi-poll" || series.id == "tgt");
+    let settings = &mut experiment.procedure.settings;
+    settings.insert("nodes".to_owned(), 3.into());
+    settings.insert("connections".to_owned(), 7.into());
+    settings.insert("depth".to_owned(), 4.into());
+    let options = options(&|| false, None);
+    if options.cpus.len() < 2 {
+        return;
+    }
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    let is_tgt_here = crate::subject::missing::why("tgt", &options).is_none();
+    let ids: Vec<&str> = record.points.iter().map(|point| point.series.as_str()).collect();
+    assert_eq!(ids, if is_tgt_here { vec!["iscsi-poll", "tgt"] } else { vec!["iscsi-poll"] });
+    for run in record.points.iter().flat_map(|point| &point.runs) {
+        assert!(run.values["iops"] > 0.0 && run.values["cpu_ns_per_byte"] > 0.0, "{run:?}");
+        // Little's law says that all 7 sessions had 4 commands under way.
+        assert!(run.values["little_percent"] > 20.0, "{run:?}");
+    }
+    // A target that runs already is one of NVMe/TCP.
+    let running = ("127.0.0.1:1".parse().unwrap(), Nqn::new("nqn.2014-08.org.example:x").unwrap());
+    experiment.series.truncate(1);
+    let options = Options { target: Some(running), ..options };
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    assert!(record.points.is_empty());
+    assert!(
+        record.missing[0].why.contains("--target names one of NVMe/TCP"),
+        "{:?}",
+        record.missing
+    );
+}
+
+#[test]
+fn a_protocol_is_not_asked_for_what_it_does_not_have() {
+    let check = |text: &str| {
+        let settings: LoadSettings = read(text.parse().unwrap()).unwrap();
+        settings.check().and_then(|()| settings.check_agents()).map_err(|error| error.key)
+    };
+    assert_eq!(check(""), Ok(()));
+    for (text, key) in [
+        ("protocol = 'iscsi'", "protocol"),
+        ("protocol = 'iscsi'\nrate_percent = 70", "rate_percent"),
+        ("protocol = 'iscsi'\ni10 = true", "i10"),
+        ("protocol = 'iscsi'\ndigest = 'engine'", "digest"),
+        ("protocol = 'iscsi'\nsubject = 'nvmet'", "subject"),
+        ("protocol = 'iscsi'\nnodes = 0", "nodes"),
+        ("subject = 'tgt'", "subject"),
+    ] {
+        assert_eq!(check(text), Err(key.to_owned()), "{text}");
     }
 }
 
@@ -257,7 +315,8 @@ fn full_runs_take_as_long_as_those_of_the_source() {
     }
 }
 
-/// Ramps and runs of all experiments, with all blocks that may be thrown away, on two cores.
+/// Ramps and runs of all experiments, with all blocks that may be thrown away, on two cores, and without the targets that
+/// options name.
 #[test]
 fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
     let catalogue = catalogue();
@@ -277,8 +336,8 @@ fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
                     ramp = ramp.max(Duration::from_millis(settings.total_connections().into()));
                     time = settings.time(&timing);
                 }
-                let needs_hardware = ["toe", "iwarp", "iscsi-offload"];
-                if series.needs.iter().any(|need| needs_hardware.contains(&need.as_str())) {
+                let left_out = ["toe", "iwarp", "iscsi-offload", "spdk", "spdk-iscsi", "nvmet"];
+                if series.needs.iter().any(|need| left_out.contains(&need.as_str())) {
                     continue;
                 }
                 all += (ramp + time) * (timing.blocks + timing.blocks / 3);

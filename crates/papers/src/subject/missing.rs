@@ -2,13 +2,17 @@
 
 use std::path::Path;
 
-use crate::run::Options;
+use crate::run::{Options, Protocol};
 
 /// Why this machine does not have what a series needs; `None` if it has it.
 #[must_use]
 pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
     match need {
-        "spdk" => spdk(options.spdk.as_deref()),
+        "spdk" => spdk(options.spdk.as_deref(), Protocol::NvmeTcp),
+        "spdk-iscsi" => spdk(options.spdk.as_deref(), Protocol::Iscsi),
+        "tgt" => {
+            tgt(super::tgt::program("tgtd").is_some() && super::tgt::program("tgtadm").is_some())
+        }
         "nvmet" => nvmet(options.nvmet.is_some()),
         "toe" => Some(with_stand_in(
             "a NIC with a TCP offload engine and its driver (t4_tom)",
@@ -16,7 +20,7 @@ pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
         )),
         "iscsi-offload" => Some(with_stand_in(
             "a NIC with iSCSI offload and the kernel's iSCSI target (cxgbit)",
-            "nothing",
+            "Raceline's iSCSI target, in software,",
         )),
         "iwarp" => Some(with_stand_in("an iWARP NIC with its driver (iw_cxgb4)", "nothing")),
         "net-admin" => match rustix::process::geteuid().is_root() {
@@ -33,11 +37,11 @@ fn with_stand_in(what: &str, stand_in: &str) -> String {
 }
 
 /// SPDK's target, whose way of working Raceline's has: cores that poll.
-fn spdk(folder: Option<&Path>) -> Option<String> {
+fn spdk(folder: Option<&Path>, protocol: Protocol) -> Option<String> {
     let what = match folder {
         None => "SPDK's target: name the folder in which SPDK was built with --spdk DIR".to_owned(),
         Some(folder) => {
-            let program = super::spdk::program(folder);
+            let program = super::spdk::program(folder, protocol);
             if program.is_file() {
                 return None;
             }
@@ -45,6 +49,19 @@ fn spdk(folder: Option<&Path>) -> Option<String> {
         }
     };
     Some(with_stand_in(&what, "Raceline's target with cores that poll"))
+}
+
+/// tgt, whose daemon needs the rights of root.
+fn tgt(is_installed: bool) -> Option<String> {
+    if is_installed && rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let what = if is_installed {
+        "the right to run tgt's daemon: run as root"
+    } else {
+        "tgt: install its package (Debian: tgt)"
+    };
+    Some(with_stand_in(what, "no other iSCSI target"))
 }
 
 /// The kernel's target, which is configured by its user: that changes the system.
@@ -76,19 +93,22 @@ mod tests {
 
     #[test]
     fn what_is_missing_has_what_stands_in() {
-        let none = spdk(None).unwrap();
+        let none = spdk(None, Protocol::NvmeTcp).unwrap();
         assert!(
             none.contains("--spdk DIR") && none.contains("cores that poll stands in"),
             "{none}"
         );
         let folder = tempfile::tempdir().unwrap();
-        let other = spdk(Some(folder.path())).unwrap();
+        let other = spdk(Some(folder.path()), Protocol::NvmeTcp).unwrap();
         assert!(other.contains("build/bin/nvmf_tgt: build SPDK there"), "{other}");
         std::fs::create_dir_all(folder.path().join("build/bin")).unwrap();
-        std::fs::write(super::super::spdk::program(folder.path()), "").unwrap();
-        assert_eq!(spdk(Some(folder.path())), None);
+        std::fs::write(super::super::spdk::program(folder.path(), Protocol::NvmeTcp), "").unwrap();
+        assert_eq!(spdk(Some(folder.path()), Protocol::NvmeTcp), None);
+        let iscsi = spdk(Some(folder.path()), Protocol::Iscsi).unwrap();
+        assert!(iscsi.contains("build/bin/iscsi_tgt"), "{iscsi}");
         let kernel = nvmet(false).unwrap();
         assert!(kernel.contains("`handoff` stands in"), "{kernel}");
         assert_eq!(nvmet(true), None);
+        assert!(tgt(false).unwrap().contains("install its package"));
     }
 }

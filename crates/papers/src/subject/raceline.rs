@@ -11,15 +11,22 @@ use std::time::Duration;
 use raceline_accel::{Framework, OpCode, OpStatistics};
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_bench::random::Random;
+use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Backend, Mode};
-use raceline_target::{NamespaceConfig, PreConnectLimits, SubsystemConfig, Target, TargetConfig};
+use raceline_target::{
+    DEFAULT_ISCSI_QUEUE_DEPTH, InitiatorGroupConfig, LunConfig, NamespaceConfig, PortalGroupConfig,
+    PortalMap, PreConnectLimits, SubsystemConfig, Target, TargetConfig, TargetError,
+    TargetNodeConfig,
+};
 
-use super::{Counts, Needs, Subject, mode_of};
+use super::{Counts, Export, Needs, Subject, mode_of, node_names};
 use crate::bed;
-use crate::run::{Digest, LoadSettings, SubjectKind};
+use crate::run::{Digest, LoadSettings, Protocol, SubjectKind};
 
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:papers";
+/// The tag of the only group of each kind of iSCSI.
+const TAG: u16 = 1;
 /// The namespace needs no better one within one process.
 const UUID: [u8; 16] = *b"raceline-papers1";
 /// Largest command of any experiment.
@@ -33,6 +40,7 @@ const FILL_BYTES: usize = 1 << 20;
 pub struct Raceline {
     target: Target,
     address: SocketAddr,
+    export: Export,
     mode: Mode,
     polls: bool,
     framework: Framework,
@@ -55,30 +63,29 @@ impl Raceline {
         let config = config(settings, needs.cpus, framework.clone());
         let mode = config.mode;
         let address = SocketAddr::new(needs.bed.target_addr(), 0);
-        let started = bed::in_target_ns(needs.bed, || start(config, device, address));
+        let export = match settings.protocol {
+            Protocol::NvmeTcp => Export::Subsystem(name()),
+            Protocol::Iscsi => Export::Nodes { names: node_names(settings), lun: 0 },
+        };
+        let depth = settings.depth.max(DEFAULT_ISCSI_QUEUE_DEPTH);
+        let make = |target: &Target| match &export {
+            Export::Subsystem(nqn) => export_subsystem(target, nqn, device, address),
+            Export::Nodes { names, .. } => export_nodes(target, names, &device, depth, address),
+        };
+        let started = bed::in_target_ns(needs.bed, || start(config, make));
         let (target, address) = started.map_err(|error| format!("the test bed: {error}"))??;
         target.set_mode(Mode::Interrupt);
         let polls = mode == Mode::Poll;
-        Ok(Self { target, address, mode, polls, framework })
+        Ok(Self { target, address, export, mode, polls, framework })
     }
 }
 
 fn start(
     config: TargetConfig,
-    device: SharedBdev,
-    address: SocketAddr,
+    export: impl FnOnce(&Target) -> Result<SocketAddr, TargetError>,
 ) -> Result<(Target, SocketAddr), String> {
     let target = Target::start(config).map_err(|error| format!("the target: {error}"))?;
-    let export = || {
-        let nqn = name();
-        let subsystem =
-            SubsystemConfig { serial: "RLPAPERS".to_owned(), ..SubsystemConfig::new(nqn.clone()) };
-        target.add_subsystem(subsystem)?;
-        let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
-        target.add_namespace(&nqn, namespace)?;
-        target.add_listener(address)
-    };
-    match export() {
+    match export(&target) {
         Ok(address) => Ok((target, address)),
         Err(error) => {
             let message = format!("the target: {error}");
@@ -87,6 +94,45 @@ fn start(
             Err(message)
         }
     }
+}
+
+/// The device as namespace 1 of a subsystem; gives where it is reached.
+fn export_subsystem(
+    target: &Target,
+    nqn: &Nqn,
+    device: SharedBdev,
+    address: SocketAddr,
+) -> Result<SocketAddr, TargetError> {
+    let subsystem =
+        SubsystemConfig { serial: "RLPAPERS".to_owned(), ..SubsystemConfig::new(nqn.clone()) };
+    target.add_subsystem(subsystem)?;
+    let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
+    target.add_namespace(nqn, namespace)?;
+    target.add_listener(address)
+}
+
+/// The device as LUN 0 of each of these target nodes; gives where they are reached.
+fn export_nodes(
+    target: &Target,
+    names: &[Name],
+    device: &SharedBdev,
+    queue_depth: u16,
+    address: SocketAddr,
+) -> Result<SocketAddr, TargetError> {
+    let iscsi = target.iscsi();
+    iscsi.set_initiator_group(InitiatorGroupConfig::any(TAG.into()))?;
+    let portals = iscsi.add_portal_group(PortalGroupConfig::new(TAG, vec![address]))?;
+    for name in names {
+        let lun = LunConfig { uuid: Some(UUID), ..LunConfig::new(Arc::clone(device)) };
+        iscsi.add_target_node(TargetNodeConfig {
+            maps: vec![PortalMap { portal_group: TAG, initiator_group: TAG.into() }],
+            luns: vec![lun],
+            queue_depth,
+            ..TargetNodeConfig::new(name.as_str())
+        })?;
+    }
+    // One portal was asked for, and one listens.
+    Ok(portals.first().copied().unwrap_or(address))
 }
 
 fn config(settings: &LoadSettings, cpus: &[usize], framework: Framework) -> TargetConfig {
@@ -136,8 +182,8 @@ impl Subject for Raceline {
         self.address
     }
 
-    fn nqn(&self) -> Nqn {
-        name()
+    fn export(&self) -> Export {
+        self.export.clone()
     }
 
     fn process(&self) -> Option<u32> {
@@ -160,7 +206,8 @@ impl Subject for Raceline {
         };
         Counts {
             busy: self.polls.then(|| stats.loops.iter().map(|core| core.busy).sum()),
-            commands: Some(stats.subsystems.iter().map(|(_, of)| of.reads + of.writes).sum()),
+            commands: matches!(self.export, Export::Subsystem(_))
+                .then(|| stats.subsystems.iter().map(|(_, of)| of.reads + of.writes).sum()),
             digests: (of(|counts| counts.executed), of(|counts| counts.fallbacks)),
         }
     }

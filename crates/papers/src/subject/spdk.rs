@@ -1,4 +1,4 @@
-//! SPDK's target as a process of its own.
+//! SPDK's targets as processes of their own: nvmf_tgt for NVMe/TCP, iscsi_tgt for iSCSI.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
-use super::{Counts, Needs, Subject};
+use super::{Counts, Export, Needs, Subject, node_names};
 use crate::bed;
+use crate::run::{LoadSettings, Protocol};
 
 const NQN: &str = "nqn.2026-01.io.raceline:spdk";
 /// How long the target may take until it listens, and to end.
@@ -18,6 +20,9 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 const END_LIMIT: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_millis(50);
 const BLOCK_BYTES: u32 = 512;
+/// Options of the iSCSI target have at least SPDK's own values.
+const DEPTH_MIN: u16 = 64;
+const SESSIONS_MIN: u16 = 128;
 /// The largest command, as Raceline's target has it.
 const MAX_IO_BYTES: u32 = 1 << 20;
 /// What helps when DPDK finds no memory.
@@ -30,12 +35,16 @@ const TAIL_LINES: usize = 5;
 pub struct Spdk {
     child: Child,
     address: SocketAddr,
+    export: Export,
     files: [PathBuf; 3],
 }
 
 /// The program in a folder in which SPDK was built.
-pub(super) fn program(folder: &Path) -> PathBuf {
-    folder.join("build/bin/nvmf_tgt")
+pub(super) fn program(folder: &Path, protocol: Protocol) -> PathBuf {
+    folder.join("build/bin").join(match protocol {
+        Protocol::NvmeTcp => "nvmf_tgt",
+        Protocol::Iscsi => "iscsi_tgt",
+    })
 }
 
 impl Spdk {
@@ -55,18 +64,22 @@ impl Spdk {
             std::env::temp_dir().join(format!("raceline-spdk-{}-{port}.{end}", std::process::id()))
         };
         let files = [file("json"), file("sock"), file("log")];
-        let text = configuration(address, needs.settings.memory_mib).to_string();
+        let export = match needs.settings.protocol {
+            Protocol::NvmeTcp => Export::Subsystem(Nqn::new(NQN).expect("a constant NQN")),
+            Protocol::Iscsi => Export::Nodes { names: node_names(needs.settings), lun: 0 },
+        };
+        let text = configuration(address, needs.settings, &export).to_string();
         let fail = |error: std::io::Error| format!("SPDK's target: {error}");
         fs::write(&files[0], text).map_err(fail)?;
         let log = fs::File::create(&files[2]).map_err(fail)?;
         let cores: Vec<String> = needs.cpus.iter().map(ToString::to_string).collect();
-        let mut command = Command::new(program(folder));
+        let mut command = Command::new(program(folder, needs.settings.protocol));
         command.args(["-m", &format!("[{}]", cores.join(",")), "--no-pci"]);
         command.arg("--disable-cpumask-locks").arg("-c").arg(&files[0]).arg("-r").arg(&files[1]);
         command.stdin(Stdio::null()).stderr(log.try_clone().map_err(fail)?).stdout(log);
         let child = bed::in_target_ns(needs.bed, || command.spawn());
         let child = child.and_then(|child| child).map_err(fail)?;
-        let mut target = Self { child, address, files };
+        let mut target = Self { child, address, export, files };
         target.wait_until_ready(needs)?;
         Ok(target)
     }
@@ -109,30 +122,65 @@ impl Spdk {
     }
 }
 
-/// The configuration of a target with one namespace.
-fn configuration(address: SocketAddr, memory_mib: u32) -> Value {
-    let call = |method: &str, params: Value| json!({"method": method, "params": params});
-    let blocks = (u64::from(memory_mib) << 20) / u64::from(BLOCK_BYTES);
+fn call(method: &str, params: Value) -> Value {
+    json!({"method": method, "params": params})
+}
+
+/// The configuration of a target with one device in memory.
+fn configuration(address: SocketAddr, settings: &LoadSettings, export: &Export) -> Value {
+    let blocks = (u64::from(settings.memory_mib) << 20) / u64::from(BLOCK_BYTES);
+    let memory = json!({"name": "Memory", "num_blocks": blocks, "block_size": BLOCK_BYTES});
+    let bdev = json!({"subsystem": "bdev", "config": [
+        call("bdev_set_options", json!({"bdev_auto_examine": false})),
+        call("bdev_malloc_create", memory),
+    ]});
+    let exported = match export {
+        Export::Subsystem(_) => subsystem(address),
+        Export::Nodes { names, lun } => nodes(address, settings, names, *lun),
+    };
+    json!({"subsystems": [bdev, exported]})
+}
+
+/// The device as LUN of these target nodes.
+fn nodes(address: SocketAddr, settings: &LoadSettings, names: &[Name], lun: u16) -> Value {
+    let depth = settings.depth.max(DEPTH_MIN);
+    let options = json!({
+        "max_sessions": settings.total_connections().max(SESSIONS_MIN), "max_queue_depth": depth,
+    });
+    let portal = json!({"host": address.ip().to_string(), "port": address.port().to_string()});
+    let anyone = json!({"tag": 1, "initiators": ["ANY"], "netmasks": ["ANY"]});
+    let node = |name: &Name| {
+        let params = json!({
+            "name": name.as_str(), "alias_name": name.as_str(), "disable_chap": true,
+            "pg_ig_maps": [{"pg_tag": 1, "ig_tag": 1}], "queue_depth": depth,
+            "luns": [{"bdev_name": "Memory", "lun_id": lun}],
+        });
+        call("iscsi_create_target_node", params)
+    };
+    let mut config = vec![
+        call("iscsi_set_options", options),
+        call("iscsi_create_portal_group", json!({"tag": 1, "portals": [portal]})),
+        call("iscsi_create_initiator_group", anyone),
+    ];
+    config.extend(names.iter().map(node));
+    json!({"subsystem": "iscsi", "config": config})
+}
+
+/// The device as namespace 1 of a subsystem.
+fn subsystem(address: SocketAddr) -> Value {
     let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
     let listen = json!({
         "trtype": "TCP", "adrfam": family,
         "traddr": address.ip().to_string(), "trsvcid": address.port().to_string(),
     });
     let transport = json!({"trtype": "TCP", "max_queue_depth": 256, "max_io_size": MAX_IO_BYTES});
-    let memory = json!({"name": "Memory", "num_blocks": blocks, "block_size": BLOCK_BYTES});
     let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "PAPERS"});
     let namespace = json!({"nqn": NQN, "namespace": {"nsid": 1, "bdev_name": "Memory"}});
-    json!({"subsystems": [
-        {"subsystem": "bdev", "config": [
-            call("bdev_set_options", json!({"bdev_auto_examine": false})),
-            call("bdev_malloc_create", memory),
-        ]},
-        {"subsystem": "nvmf", "config": [
-            call("nvmf_create_transport", transport),
-            call("nvmf_create_subsystem", subsystem),
-            call("nvmf_subsystem_add_ns", namespace),
-            call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": listen})),
-        ]},
+    json!({"subsystem": "nvmf", "config": [
+        call("nvmf_create_transport", transport),
+        call("nvmf_create_subsystem", subsystem),
+        call("nvmf_subsystem_add_ns", namespace),
+        call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": listen})),
     ]})
 }
 
@@ -141,8 +189,8 @@ impl Subject for Spdk {
         self.address
     }
 
-    fn nqn(&self) -> Nqn {
-        Nqn::new(NQN).expect("a constant NQN")
+    fn export(&self) -> Export {
+        self.export.clone()
     }
 
     fn process(&self) -> Option<u32> {
@@ -202,12 +250,21 @@ mod tests {
 
     #[test]
     fn the_configuration_has_the_address_and_size() {
-        let value = configuration("127.0.0.1:4420".parse().unwrap(), 64);
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let settings = LoadSettings { memory_mib: 64, ..LoadSettings::default() };
+        let value = configuration(address, &settings, &Export::Subsystem(Nqn::new(NQN).unwrap()));
         let bdev = &value["subsystems"][0]["config"][1]["params"];
         assert_eq!(bdev["num_blocks"], 131_072);
         let listen = &value["subsystems"][1]["config"][3]["params"]["listen_address"];
         assert_eq!((&listen["traddr"], &listen["trsvcid"]), (&"127.0.0.1".into(), &"4420".into()));
         let transport = &value["subsystems"][1]["config"][0]["params"];
         assert_eq!(transport["max_io_size"], 1_048_576, "experiments have commands of 256 KiB");
+        let settings = LoadSettings { connections: 2, protocol: Protocol::Iscsi, ..settings };
+        let nodes = Export::Nodes { names: node_names(&settings), lun: 0 };
+        let value = configuration(address, &settings, &nodes);
+        let iscsi = value["subsystems"][1]["config"].as_array().unwrap();
+        assert_eq!(iscsi[1]["params"]["portals"][0]["port"], "4420");
+        assert_eq!(iscsi.len(), 5, "options, two groups and two nodes: {iscsi:?}");
+        assert_eq!(iscsi[4]["params"]["luns"][0]["bdev_name"], "Memory");
     }
 }

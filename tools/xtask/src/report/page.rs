@@ -31,7 +31,7 @@ const POINTS: [Point; 12] = [
 ];
 
 /// Values of `cargo xtask bench`: the name of the value there, and its description.
-const FACTS: [(&str, &str); 7] = [
+const FACTS: [(&str, &str); 9] = [
     (
         "ram, memory beside the namespace",
         "memory beside a RAM namespace, 128 connections x 127 commands of 128 KiB, at its peak",
@@ -41,6 +41,11 @@ const FACTS: [(&str, &str); 7] = [
     (
         "CPU while idle",
         "CPU with 1,000 idle connections of 16 controllers, adaptive mode (the default)",
+    ),
+    ("memory of an idle session", "memory of an idle iSCSI session that has been used, of 1,000"),
+    (
+        "CPU with idle sessions",
+        "CPU with 1,000 idle iSCSI sessions, each pinged every 30 s, adaptive mode",
     ),
     (
         "start to first read, cold",

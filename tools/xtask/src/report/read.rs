@@ -194,7 +194,7 @@ fn bench(found: &mut Figures, value: &Value, written_s: u64) -> Result<()> {
     }
     let source = setting_source(setting, "cargo xtask bench")?;
     let mut facts = Vec::new();
-    for section in ["memory", "idle", "start", "control"] {
+    for section in ["memory", "idle", "sessions", "start", "control"] {
         with_bars(&value[section], None, &source.name(), &mut facts);
     }
     if let Some(bytes) = value["idle"]["bytes_per_connection"].as_f64() {

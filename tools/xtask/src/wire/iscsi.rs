@@ -3,7 +3,7 @@
 //! The PDUs of the initiator are made by hand, because no initiator sends all types, and libiscsi's tools come by as an
 //! initiator that is not ours. All of it is about 1 MiB.
 
-mod session;
+pub(crate) mod session;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -95,7 +95,7 @@ fn record(tree: &Tree, scratch: &Path, file: &Path) -> Result<Result<(u16, ()), 
     for (number, (header, data)) in
         [(false, false), (true, false), (false, true), (true, true)].into_iter().enumerate()
     {
-        every_kind(port, u8::try_from(number)?, header, data)
+        every_kind(port, u16::try_from(number)?, header, data)
             .with_context(|| format!("header digest {header}, data digest {data}"))?;
     }
     asked_to_leave(tree, &daemon, port)?;
@@ -139,7 +139,7 @@ fn refused(port: u16) -> Result<()> {
 }
 
 /// A session over both stages of a login.
-fn enter(port: u16, number: u8, header: bool, data: bool) -> Result<Session> {
+fn enter(port: u16, number: u16, header: bool, data: bool) -> Result<Session> {
     let mut session = Session::open(port)?;
     let security =
         keys(&[("TargetName", IQN), ("SessionType", "Normal"), ("AuthMethod", "CHAP,None")]);
@@ -164,7 +164,7 @@ fn enter(port: u16, number: u8, header: bool, data: bool) -> Result<Session> {
 }
 
 /// Every PDU type but the asynchronous message.
-fn every_kind(port: u16, number: u8, header: bool, data: bool) -> Result<()> {
+fn every_kind(port: u16, number: u16, header: bool, data: bool) -> Result<()> {
     let mut session = enter(port, number, header, data)?;
     // A new nexus is told of itself: CHECK CONDITION with sense data.
     let status = command(&mut session, &[0; 6], 0, 0)?;

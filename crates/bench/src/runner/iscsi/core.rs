@@ -1,6 +1,7 @@
 //! One core of a run over iSCSI: its sessions, their jobs and their buffers.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
@@ -62,13 +63,22 @@ pub(super) enum Event {
     Closed,
 }
 
+/// What a core counts.
+#[derive(Clone, Default)]
+pub(super) struct CoreCounters {
+    /// Of all its sessions together.
+    pub(super) sessions: Arc<SessionCounters>,
+    /// Commands that have ended.
+    pub(super) ended: Arc<AtomicU64>,
+}
+
 /// The service of one core.
 pub(super) struct Core {
     config: CoreConfig,
     /// Of all loads, in the order of their tokens' owners.
     sessions: Vec<Session>,
     loads: Vec<Load>,
-    counters: Arc<SessionCounters>,
+    counters: CoreCounters,
     /// By session: it has been lost since it was there the last time.
     lost: Vec<bool>,
     /// The earliest timer.
@@ -183,10 +193,12 @@ impl Load {
         self.buffers[slot] = Some(buf);
     }
 
-    /// Handles batches of ends and issues the commands due after each, until nothing is left.
-    fn work(&mut self, cx: &mut Context<'_>, sessions: &mut [Session]) {
+    /// Handles batches of ends and issues the commands due after each, until nothing is left. Gives the number of ends.
+    fn work(&mut self, cx: &mut Context<'_>, sessions: &mut [Session]) -> u64 {
+        let mut ended = 0;
         for index in self.sessions.clone() {
             while let Some(done) = sessions[index].poll_done() {
+                ended += 1;
                 let is_write = matches!(done.data, TaskData::Write(_));
                 if is_write && done.result == Err(TaskError::UnknownFate) {
                     self.write_again(cx, &mut sessions[index], done);
@@ -210,7 +222,7 @@ impl Load {
                 }
             }
             if self.done.is_empty() {
-                return;
+                return ended;
             }
             self.flush(cx, sessions);
         }
@@ -250,7 +262,7 @@ impl Load {
 
 impl Core {
     pub(super) fn new(cx: &mut Context<'_>, config: CoreConfig) -> Self {
-        let counters: Arc<SessionCounters> = Arc::default();
+        let counters = CoreCounters::default();
         let (mut sessions, mut loads) = (Vec::new(), Vec::new());
         for load in &config.loads {
             loads.push(Load::new(load, sessions.len()));
@@ -258,7 +270,7 @@ impl Core {
                 let owner = OWN + 1 + u16::try_from(sessions.len()).unwrap_or(u16::MAX - 1);
                 let token = Token { owner, generation: 0, index: 0 };
                 let mut session = Session::connect(cx, Arc::clone(session), token);
-                session.share_counters(Arc::clone(&counters));
+                session.share_counters(Arc::clone(&counters.sessions));
                 sessions.push(session);
             }
         }
@@ -277,9 +289,8 @@ impl Core {
         }
     }
 
-    /// What all its sessions count together.
-    pub(super) fn counters(&self) -> Arc<SessionCounters> {
-        Arc::clone(&self.counters)
+    pub(super) fn counters(&self) -> CoreCounters {
+        self.counters.clone()
     }
 
     fn report(&self, event: Event) {
@@ -328,10 +339,10 @@ impl Core {
 
     /// Handles ends of tasks, then issues due commands.
     fn work(&mut self, cx: &mut Context<'_>) {
-        let mut finished = false;
+        let (mut finished, mut commands) = (false, 0);
         let mut wake_at: Option<Instant> = None;
         for load in &mut self.loads {
-            load.work(cx, &mut self.sessions);
+            commands += load.work(cx, &mut self.sessions);
             let ended = load.is_finished();
             if ended && !std::mem::replace(&mut load.ended, true) && self.config.report_each {
                 let _ = self.config.events.send(Event::JobEnded);
@@ -340,6 +351,7 @@ impl Core {
             let at = load.job.as_ref().and_then(QueueJob::wake_at);
             wake_at = wake_at.into_iter().chain(at).min();
         }
+        self.counters.ended.fetch_add(commands, Ordering::Relaxed);
         if finished && self.loads.iter().all(Load::is_finished) {
             let jobs = self.loads.iter_mut().filter_map(|load| load.job.take());
             let results = jobs.map(QueueJob::into_result).collect();

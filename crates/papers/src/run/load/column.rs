@@ -8,21 +8,22 @@ use raceline_bench::distance::Distance;
 use raceline_bench::job::{JobError, JobResult};
 use raceline_bench::local::{Local, LocalJob, Ring};
 use raceline_bench::quiet::{Disturbance, Machine};
-use raceline_bench::runner::{Progress, Session, StageOutcome};
+use raceline_bench::runner::{Progress, StageOutcome};
 use raceline_reactor::Mode;
 use raceline_reactor::affinity::pin_to_core;
 
 use super::Point;
-use super::stage::{self, MEASURED, Pace};
+use super::connected::Connected;
+use super::stage::{self, Pace};
 use crate::bed::Bed;
 use crate::bed::veth::Veth;
 use crate::experiment::Column;
 use crate::record::Run;
 use crate::run::cpu::{Costs, Sample};
-use crate::run::settings::{LoadSettings, SubjectKind};
+use crate::run::settings::{LoadSettings, Protocol, SubjectKind};
 use crate::run::values::{Counted, buckets};
 use crate::run::{Journal, Options, RunError, Timing};
-use crate::subject::{Counts, Needs, Raceline, Running, Spdk, Subject};
+use crate::subject::{Counts, Needs, Raceline, Running, Spdk, Subject, Tgt};
 
 /// A run of the search for a ceiling takes this part of a usual run, but no less than the least.
 const CEILING_PART: f64 = 0.5;
@@ -106,7 +107,8 @@ impl ColumnRun<'_> {
         let mut taken = Vec::with_capacity(started.len());
         for series in started {
             let kind = series.point.settings.subject;
-            let tried = if matches!(kind, SubjectKind::Spdk | SubjectKind::Nvmet) {
+            let tried = if matches!(kind, SubjectKind::Spdk | SubjectKind::Nvmet | SubjectKind::Tgt)
+            {
                 self.try_connection(&series)
             } else {
                 Ok(())
@@ -166,6 +168,9 @@ impl ColumnRun<'_> {
                 let polls = settings.subject == SubjectKind::LocalIopoll;
                 Means::Ring(Box::new(self.ring(settings, &job, polls)?))
             }
+            (SubjectKind::Raceline, Some(_)) if settings.protocol == Protocol::Iscsi => {
+                return Err("an iSCSI target: --target names one of NVMe/TCP".to_owned());
+            }
             (SubjectKind::Raceline, Some((address, nqn))) => {
                 Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))
             }
@@ -186,6 +191,7 @@ impl ColumnRun<'_> {
                     .ok_or("there is no kernel target: name it by --nvmet")?;
                 Means::Remote(Box::new(Running { address, nqn }))
             }
+            (SubjectKind::Tgt, _) => Means::Remote(Box::new(Tgt::start(&needs)?)),
         };
         Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus, own_bed })
     }
@@ -258,21 +264,22 @@ impl ColumnRun<'_> {
         let time = self.options.timing.time.mul_f64(CEILING_PART).max(CEILING_MIN);
         let pace =
             Pace { ramp: self.options.timing.ramp, time, rate_iops: None, seed: self.options.seed };
-        let config = stage::config(&series.point.settings, &**subject, &series.host_cpus, pace);
+        let settings = &series.point.settings;
         let mut watch = |_: Progress| !(self.options.stop)();
         let fail = |error: String| self.failed(series, &error);
         self.enter_host(series)?;
         subject.wake();
         let mut session =
-            Session::connect_stage(&config, &mut watch).map_err(|error| fail(error.to_string()))?;
-        session.set_mode(series.point.settings.host_mode.into());
+            Connected::make(settings, &**subject, &series.host_cpus, pace, &mut watch)
+                .map_err(|error| fail(error.to_string()))?;
+        session.set_mode(settings.host_mode.into());
         let outcome = session.run_stage().map_err(|error| fail(error.to_string()))?;
         session.set_mode(Mode::Interrupt);
         drop(session);
         subject.sleep();
         self.check_stop()?;
         let (latencies, measured, ..) =
-            figures(&outcome, 0).map_err(|why| self.failed(series, &why))?;
+            figures(&outcome, settings, 0).map_err(|why| self.failed(series, &why))?;
         Ok(latencies.count() as f64 / measured.as_secs_f64())
     }
 
@@ -301,7 +308,7 @@ impl ColumnRun<'_> {
     fn measure_blocks(
         &self,
         started: &mut [Started<'_>],
-        sessions: &mut [Option<Session<'_>>],
+        sessions: &mut [Option<Connected<'_>>],
         journal: &mut Journal<'_>,
     ) -> Result<(), RunError> {
         let ids: Vec<&str> = started.iter().map(|it| it.point.series.id.as_str()).collect();
@@ -352,7 +359,7 @@ impl ColumnRun<'_> {
         series: &Started<'_>,
         rate_iops: Option<u64>,
         watch: &'w mut dyn FnMut(Progress) -> bool,
-    ) -> Result<Option<Session<'w>>, RunError> {
+    ) -> Result<Option<Connected<'w>>, RunError> {
         let Means::Remote(subject) = &series.means else { return Ok(None) };
         let settings = &series.point.settings;
         let timing = self.options.timing;
@@ -362,10 +369,9 @@ impl ColumnRun<'_> {
             rate_iops,
             seed: self.options.seed,
         };
-        let config = stage::config(settings, &**subject, &series.host_cpus, pace);
         self.enter_host(series)?;
         subject.wake();
-        let session = Session::connect_stage(&config, watch);
+        let session = Connected::make(settings, &**subject, &series.host_cpus, pace, watch);
         subject.sleep();
         self.check_stop()?;
         session.map(Some).map_err(|error| self.failed(series, &error.to_string()))
@@ -383,7 +389,7 @@ impl ColumnRun<'_> {
     fn run(
         &self,
         series: &mut Started<'_>,
-        session: &mut Option<Session<'_>>,
+        session: &mut Option<Connected<'_>>,
         block: u32,
     ) -> Result<(Run, Disturbance), RunError> {
         let settings = &series.point.settings;
@@ -398,10 +404,14 @@ impl ColumnRun<'_> {
             (Means::Remote(subject), Some(session)) => {
                 subject.wake();
                 session.set_mode(settings.host_mode.into());
-                let counts = subject.counts();
+                let count = |session: &Connected<'_>| {
+                    let counts = subject.counts();
+                    Counts { commands: session.commands().or(counts.commands), ..counts }
+                };
+                let counts = count(session);
                 let outcome = session.run_stage();
                 session.set_mode(Mode::Interrupt);
-                let after = subject.counts();
+                let after = count(session);
                 let alive = subject.check();
                 subject.sleep();
                 alive.map_err(|why| self.failed(series, &why))?;
@@ -507,7 +517,11 @@ fn on_cpu<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T, Str
 type Figures = (Latencies, Duration, u64, u64);
 
 /// `other_io_bytes` are the bytes of a command of the jobs beside the measured one.
-fn figures(outcome: &StageOutcome, other_io_bytes: u64) -> Result<Figures, String> {
+fn figures(
+    outcome: &StageOutcome,
+    settings: &LoadSettings,
+    other_io_bytes: u64,
+) -> Result<Figures, String> {
     let (mut all, mut time, mut missed, mut other) = (Latencies::new(), Duration::ZERO, 0, 0);
     for clone in &outcome.clones {
         if let Some(error) = &clone.error {
@@ -516,7 +530,7 @@ fn figures(outcome: &StageOutcome, other_io_bytes: u64) -> Result<Figures, Strin
                 JobError::Mismatch(mismatch) => mismatch.to_string(),
             });
         }
-        if clone.job == MEASURED {
+        if stage::is_measured(settings, clone.job) {
             all.merge(&clone.read);
             all.merge(&clone.write);
             time = time.max(clone.measured);
@@ -536,7 +550,7 @@ fn remote(
     after: Counts,
 ) -> Result<Counted, String> {
     let (latencies, time, missed, other_bytes) =
-        figures(outcome, stage::other_io_bytes(settings).into())?;
+        figures(outcome, settings, stage::other_io_bytes(settings).into())?;
     let commands = after.commands.zip(before.commands).map(|(after, before)| after - before);
     let digests = after.digests.0 - before.digests.0;
     let fallbacks = after.digests.1 - before.digests.1;

@@ -1,5 +1,6 @@
 //! The host's jobs of a point.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use raceline_bench::Batch;
@@ -9,8 +10,7 @@ use raceline_host::{HostConfig, I10Config};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
-use crate::run::settings::{Digest, LoadSettings, Maps, Neighbour};
-use crate::subject::Subject;
+use crate::run::settings::{Digest, LoadSettings, Maps, Neighbour, Protocol};
 
 const HOST: &str = "nqn.2026-01.io.raceline:papers-host";
 const NEIGHBOUR: &str = "nqn.2026-01.io.raceline:papers-neighbour";
@@ -30,17 +30,47 @@ pub(super) struct Pace {
     pub(super) seed: u64,
 }
 
-/// The position of the job whose commands are measured.
-pub(super) const MEASURED: usize = 0;
+/// Whether the commands of the job at this position are measured: of NVMe/TCP those of the first job, of iSCSI all.
+pub(super) fn is_measured(settings: &LoadSettings, job: usize) -> bool {
+    job == 0 || settings.protocol == Protocol::Iscsi
+}
 
-/// All jobs of a point. The host sleeps until its mode is set.
+/// A job for each session of a point over iSCSI, with the unit at the job's position. The host sleeps until its mode is
+/// set.
+pub(super) fn sessions(settings: &LoadSettings, cores: &[usize], pace: Pace) -> StageConfig {
+    let connections = settings.total_connections();
+    let job = |number: usize| JobSpec {
+        files: vec![FileSpec { host: number, nsid: NamespaceId(1) }],
+        mode: settings.mode(),
+        batch: batch(settings),
+        cpus: Cpus::Split(vec![cores[number % cores.len()]]),
+        ramp: pace.ramp.max(RAMP_PER_CONNECTION * connections.into()),
+        runtime: Some(pace.time),
+        seed: pace.seed,
+        ..JobSpec::new(settings.io_bytes, settings.depth)
+    };
+    // The units have the addresses and names. What is here gives the number of them.
+    let address = SocketAddr::from(([0, 0, 0, 0], 0));
+    let host = HostConfig::new(address, name(HOST), name(HOST), HOST_ID);
+    StageConfig {
+        hosts: vec![host; connections.into()],
+        accel: None,
+        jobs: (0..connections.into()).map(job).collect(),
+        exit_all: false,
+        reactor_mode: Mode::Interrupt,
+        backend: Backend::default(),
+    }
+}
+
+/// All jobs of a point over NVMe/TCP. The host sleeps until its mode is set.
 pub(super) fn config(
     settings: &LoadSettings,
-    subject: &dyn Subject,
+    address: SocketAddr,
+    nqn: &Nqn,
     cores: &[usize],
     pace: Pace,
 ) -> StageConfig {
-    let mut hosts = vec![host(settings, subject)];
+    let mut hosts = vec![host(settings, address, nqn)];
     let mut jobs = if settings.maps.is_some() {
         readers_and_writer(settings)
     } else {
@@ -81,8 +111,8 @@ pub(super) fn config(
     }
 }
 
-fn host(settings: &LoadSettings, subject: &dyn Subject) -> HostConfig {
-    let usual = HostConfig::new(subject.address(), subject.nqn(), name(HOST), HOST_ID);
+fn host(settings: &LoadSettings, address: SocketAddr, nqn: &Nqn) -> HostConfig {
+    let usual = HostConfig::new(address, nqn.clone(), name(HOST), HOST_ID);
     let connections = settings.total_connections();
     let (io_queues, write_queues) = match settings.maps {
         Some(Maps::Split) => (connections - connections / 2, connections / 2),

@@ -1,17 +1,17 @@
 //! A session of hand-made iSCSI PDUs over a plain socket: numbers, digests and padding, and nothing that decides.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use raceline_crc32c::crc32c;
 
 use crate::raw;
 
 /// Opcodes of an initiator (RFC 7143, 11.2.1.2).
 pub(super) const NOP_OUT: u8 = 0x00;
-pub(super) const COMMAND: u8 = 0x01;
+pub(crate) const COMMAND: u8 = 0x01;
 pub(super) const TMF: u8 = 0x02;
 pub(super) const LOGIN: u8 = 0x03;
 pub(super) const TEXT: u8 = 0x04;
@@ -20,11 +20,11 @@ pub(super) const LOGOUT: u8 = 0x06;
 pub(super) const SNACK: u8 = 0x10;
 /// Opcodes of a target.
 pub(super) const NOP_IN: u8 = 0x20;
-pub(super) const RESPONSE: u8 = 0x21;
+pub(crate) const RESPONSE: u8 = 0x21;
 pub(super) const TMF_RESPONSE: u8 = 0x22;
 pub(super) const LOGIN_RESPONSE: u8 = 0x23;
 pub(super) const TEXT_RESPONSE: u8 = 0x24;
-pub(super) const DATA_IN: u8 = 0x25;
+pub(crate) const DATA_IN: u8 = 0x25;
 pub(super) const LOGOUT_RESPONSE: u8 = 0x26;
 pub(super) const R2T: u8 = 0x31;
 pub(super) const ASYNC: u8 = 0x32;
@@ -32,7 +32,7 @@ pub(super) const REJECT: u8 = 0x3f;
 
 /// I: immediate delivery. F, or T of a login.
 pub(super) const IMMEDIATE: u8 = 0x40;
-pub(super) const FINAL: u8 = 0x80;
+pub(crate) const FINAL: u8 = 0x80;
 /// The tag of a login, and a tag that names nothing.
 const LOGIN_TAG: [u8; 4] = [0x10, 0, 0, 0];
 pub(super) const NO_TAG: [u8; 4] = [0xff; 4];
@@ -43,7 +43,7 @@ const ANSWER: Duration = Duration::from_secs(30);
 const HEADER: usize = 48;
 const MOST_DATA: usize = 1 << 20;
 
-pub(super) type Header = [u8; HEADER];
+pub(crate) type Header = [u8; HEADER];
 
 /// Four bytes of a header from this offset on.
 pub(super) fn word(header: &Header, at: usize) -> [u8; 4] {
@@ -51,7 +51,7 @@ pub(super) fn word(header: &Header, at: usize) -> [u8; 4] {
 }
 
 /// A connection, and the next numbers.
-pub(super) struct Session {
+pub(crate) struct Session {
     stream: TcpStream,
     header_digest: bool,
     data_digest: bool,
@@ -62,7 +62,7 @@ pub(super) struct Session {
 
 impl Session {
     /// A connection that has not logged in.
-    pub(super) fn open(port: u16) -> Result<Self> {
+    pub(crate) fn open(port: u16) -> Result<Self> {
         let stream = raw::open(port)?;
         stream.set_read_timeout(Some(ANSWER))?;
         let (header_digest, data_digest) = (false, false);
@@ -70,9 +70,9 @@ impl Session {
     }
 
     /// Sends a login request of the stage `current`, which asks for `next`; gives status and text of the response.
-    pub(super) fn login_step(
+    pub(crate) fn login_step(
         &mut self,
-        number: u8,
+        number: u16,
         [current, next]: [u8; 2],
         keys: &str,
     ) -> Result<([u8; 2], String)> {
@@ -80,7 +80,8 @@ impl Session {
         header[0] = LOGIN | IMMEDIATE;
         header[1] = FINAL | current << 2 | next;
         // ISID: random, with this number.
-        (header[8], header[13]) = (0x80, number);
+        header[8] = 0x80;
+        header[12..14].copy_from_slice(&number.to_be_bytes());
         // All requests of a login have one tag (11.12.4).
         header[16..20].copy_from_slice(&LOGIN_TAG);
         self.request(header, keys.as_bytes())?;
@@ -96,7 +97,7 @@ impl Session {
 
     /// Sends a request with its numbers: tag (unless byte 16 on has one), CmdSN, which an immediate one does not take,
     /// and ExpStatSN. Gives the tag.
-    pub(super) fn request(&mut self, mut header: Header, data: &[u8]) -> Result<[u8; 4]> {
+    pub(crate) fn request(&mut self, mut header: Header, data: &[u8]) -> Result<[u8; 4]> {
         if word(&header, 16) == [0; 4] {
             header[16..20].copy_from_slice(&self.tag.to_be_bytes());
             self.tag += 1;
@@ -172,7 +173,7 @@ impl Session {
     }
 
     /// The next PDU, which must have this opcode.
-    pub(super) fn expect(&mut self, opcode: u8) -> Result<(Header, Vec<u8>)> {
+    pub(crate) fn expect(&mut self, opcode: u8) -> Result<(Header, Vec<u8>)> {
         let (header, data) = self.next()?;
         ensure!(header[0] == opcode, "opcode {:#04x} instead of {opcode:#04x}", header[0]);
         Ok((header, data))
@@ -187,6 +188,23 @@ impl Session {
             if self.answer_ping(&header)? {
                 return Ok(());
             }
+        }
+    }
+
+    /// Answers the pings of the target that have come, without waiting for one; gives their number.
+    pub(crate) fn answer_pings(&mut self) -> Result<u32> {
+        let mut answered = 0;
+        loop {
+            self.stream.set_nonblocking(true)?;
+            let waiting = self.stream.peek(&mut [0]);
+            self.stream.set_nonblocking(false)?;
+            match waiting {
+                Ok(0) => bail!("the target has closed the connection"),
+                Ok(_) => self.pinged()?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(answered),
+                Err(error) => return Err(error.into()),
+            }
+            answered += 1;
         }
     }
 
