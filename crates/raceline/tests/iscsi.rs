@@ -172,8 +172,7 @@ fn a_logical_unit_becomes_a_device_of_the_daemon() {
     for words in [&["bdev", "add", &url][..], &["bdev", "add", "ram:1M", "--chap-key", "far"]] {
         assert_eq!(daemon.output(words).code, Some(2), "{words:?}");
     }
-    let gone = serde_json::json!({ "name": "f0" });
-    support::call(daemon.socket.as_ref(), "bdev_iscsi_delete", gone).unwrap();
+    daemon.ok(&["bdev", "rm", "f0"]);
     export.terminate();
 }
 

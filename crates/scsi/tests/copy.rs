@@ -1,5 +1,7 @@
 //! Extended Copy: parameter lists, segments, and what is told of copies.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::{BLOCK_COUNT, Disk, UUID, hex, request};

@@ -146,7 +146,7 @@ impl Connection {
         let (from, to) = copying.luns;
         let may = check_access(session, (from, source), AccessGroup::Read)
             .and_then(|()| check_access(session, (to, destination), AccessGroup::Write))
-            .and_then(|()| if are_there { Ok(()) } else { Err(Sense::UNREACHABLE_COPY_TARGET) });
+            .and(if are_there { Ok(()) } else { Err(Sense::UNREACHABLE_COPY_TARGET) });
         if let Err(why) = may {
             return self.end_segment_early(core, key, &why);
         }
