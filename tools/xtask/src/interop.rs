@@ -89,9 +89,9 @@ pub(crate) enum Part {
     Tls,
     /// The kernel's host with two paths to a daemon.
     Paths,
-    /// The kernel's host with a path to each of two daemons, or two to one, which are cut: each kind once with each policy.
+    /// The kernel's host with a path to each of two daemons, which are cut: each kind once with each policy.
     Cuts,
-    /// The same with at least 200 cuts.
+    /// The same with at least 200 cuts, and with two paths to one daemon.
     CutsAll,
     /// The queues of devices of the guest.
     Adq,
