@@ -4,7 +4,7 @@
 //! The daemons are in one network namespace and the host is in another; each path has a link of its own. `perf` reports
 //! the longest read and the longest write, which tell after which time each went on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -12,16 +12,12 @@ use serde_json::Value;
 
 use crate::child::{Ended, Running, Task};
 use crate::netns::{Namespaces, ip};
+use crate::node::Node;
 use crate::raceline::Tree;
-use crate::serve::Serve;
 use crate::setup;
 use crate::step::{Checks, Outcome};
 
 const NQN: &str = "nqn.2026-01.io.raceline:cuts";
-/// NGUID and UUID of the namespace that both daemons have.
-const UUID: &str = "6b9f2f8c-0d3a-4c55-9a2f-00000000c076";
-/// Controller numbers of the daemons: a host takes the same number twice for an error.
-const NUMBERS: [&str; 2] = ["1-32759", "32760-65519"];
 /// Bytes of the namespace, in MiB: each run writes and reads each block many times.
 const NAMESPACE_MIB: u64 = 4;
 
@@ -169,32 +165,6 @@ fn figures(kind: Kind, cuts: &[Cut]) -> String {
     format!("# {}: {} cuts; reads after {}; writes after {}", kind.name(), cuts.len(), of(0), of(1))
 }
 
-/// One daemon, at the end of one link.
-struct Node {
-    dir: PathBuf,
-    daemon: Option<Serve>,
-}
-
-impl Node {
-    fn daemon(&self) -> Result<&Serve> {
-        self.daemon.as_ref().context("the daemon is not there")
-    }
-
-    /// A verb of the program on the daemon.
-    fn verb(&self, tree: &Tree, line: &str) -> Result<()> {
-        let socket = &self.daemon()?.socket;
-        tree.raceline(line.split_whitespace())?.args(["-s"]).args([socket]).limit(60).check()?;
-        Ok(())
-    }
-
-    /// Bytes that it has read and written.
-    fn bytes(&self, tree: &Tree) -> Result<u64> {
-        let answer = self.daemon()?.call(tree, &["bdev_get_iostat", "-b", "disk"])?;
-        let count = |name: &str| answer["bdevs"][0][name].as_u64().context("no statistics");
-        Ok(count("bytes_read")? + count("bytes_written")?)
-    }
-}
-
 /// The namespaces, the links between them, and the daemons; gone with this value.
 struct Bed<'a> {
     tree: &'a Tree,
@@ -224,12 +194,7 @@ impl<'a> Bed<'a> {
                 ip(&["-n", end, "link", "set", link.name, "up"]).check()?;
             }
         }
-        let node = |name: &str| -> Result<Node> {
-            let dir = dir.join(name);
-            std::fs::create_dir(&dir)?;
-            Ok(Node { dir, daemon: None })
-        };
-        let nodes = [node("one")?, node("two")?];
+        let nodes = Node::pair(dir)?;
         let mut bed = Self { tree, nodes, ends, runs: 0 };
         let file = dir.join("shared.img");
         std::fs::File::create(&file)?.set_len(NAMESPACE_MIB << 20)?;
@@ -242,31 +207,24 @@ impl<'a> Bed<'a> {
 
     /// Starts a daemon, with what it had before.
     fn start(&mut self, index: usize) -> Result<()> {
-        let node = &mut self.nodes[index];
-        let state = node.dir.join("state").display().to_string();
         let quiesce = QUIESCE.as_secs().to_string();
         let prefix = ip(&["netns", "exec", self.ends.name(TARGET_END)]);
-        let arguments = ["--state-dir", &state, "--quiesce-time", &quiesce];
-        node.daemon = Some(Serve::start_by(prefix, self.tree, &node.dir, &arguments)?);
-        Ok(())
+        self.nodes[index].start(self.tree, Some(prefix), &["--quiesce-time", &quiesce])
     }
 
     fn set_up(&self, index: usize, file: &Path) -> Result<()> {
-        let (node, numbers, address) = (&self.nodes[index], NUMBERS[index], LINKS[index].daemon);
+        let node = &self.nodes[index];
         let transport = ["nvmf_create_transport", "-t", "tcp", "--kas", KAS_100_MS];
         node.daemon()?.rpc(self.tree, &transport)?.limit(60).check()?;
-        for line in [
-            format!("bdev add file:{},shared --name disk", file.display()),
-            format!(
-                "subsys add {NQN} --allow-any-host --ana --serial CUTS2 --model Raceline \
-                 --cntlids {numbers}"
-            ),
-            format!("ns add {NQN} disk --nsid 1 --uuid {UUID}"),
-            format!("port add {NQN} {address}:{PORT}"),
-        ] {
-            node.verb(self.tree, &line)?;
-        }
-        Ok(())
+        node.export(self.tree, file, NQN, &format!("{}:{PORT}", LINKS[index].daemon))
+    }
+
+    /// Bytes that a daemon has read and written.
+    fn bytes(&self, index: usize) -> Result<u64> {
+        let daemon = self.nodes[index].daemon()?;
+        let answer = daemon.call(self.tree, &["bdev_get_iostat", "-b", "disk"])?;
+        let count = |name: &str| answer["bdevs"][0][name].as_u64().context("no statistics");
+        Ok(count("bytes_read")? + count("bytes_written")?)
     }
 
     /// `raceline perf --verify` over these paths, the first of them first.
@@ -320,10 +278,9 @@ impl<'a> Bed<'a> {
 
     /// Waits until a daemon has moved 1 MiB more.
     fn wait_for_work(&self, index: usize) -> Result<()> {
-        let node = &self.nodes[index];
-        let wanted = node.bytes(self.tree)? + (1 << 20);
+        let wanted = self.bytes(index)? + (1 << 20);
         let end = Instant::now() + PATIENCE;
-        while node.bytes(self.tree)? < wanted {
+        while self.bytes(index)? < wanted {
             ensure!(Instant::now() < end, "no work comes by {}", LINKS[index].name);
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -342,13 +299,7 @@ impl<'a> Bed<'a> {
             }
             // A link that one end has shut loses what the other end sends.
             Kind::Silence => self.link(index, "down"),
-            Kind::Kill => {
-                let node = &mut self.nodes[index];
-                let mut daemon = node.daemon.take().context("the daemon is not there")?;
-                daemon.healthy()?;
-                daemon.kill();
-                Ok(())
-            }
+            Kind::Kill => self.nodes[index].kill(),
             Kind::Ana => self.ana(index, "inaccessible"),
         }
     }
@@ -385,7 +336,7 @@ impl<'a> Bed<'a> {
     fn end(self) -> Result<()> {
         let Self { nodes, ends, .. } = self;
         for node in nodes {
-            node.daemon.context("the daemon is not there")?.stop()?;
+            node.stop()?;
         }
         drop(ends);
         Ok(())

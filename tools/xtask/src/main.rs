@@ -14,6 +14,7 @@ mod interop;
 mod lint;
 mod modules;
 mod netns;
+mod node;
 mod official;
 mod origin;
 mod packaging;
