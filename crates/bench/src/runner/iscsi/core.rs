@@ -198,11 +198,13 @@ impl Load {
         let mut ended = 0;
         for index in self.sessions.clone() {
             while let Some(done) = sessions[index].poll_done() {
-                ended += 1;
                 let is_write = matches!(done.data, TaskData::Write(_));
                 if is_write && done.result == Err(TaskError::UnknownFate) {
                     self.write_again(cx, &mut sessions[index], done);
-                } else if self.complete_max.is_none() {
+                    continue;
+                }
+                ended += 1;
+                if self.complete_max.is_none() {
                     self.handle_done(cx.now, done);
                 } else {
                     self.done.push_back(done);
