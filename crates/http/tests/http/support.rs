@@ -196,6 +196,15 @@ impl Client {
         answer
     }
 
+    /// Whether the server takes this connection, rather than having too many.
+    pub(crate) fn is_served(&mut self) -> bool {
+        let request = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", Ipv4Addr::LOCALHOST);
+        // A connection that is refused may be gone before it can say so.
+        let mut start = [0; 12];
+        let asked = self.stream.write_all(request.as_bytes());
+        asked.and_then(|()| self.stream.read_exact(&mut start)).is_ok() && start == *b"HTTP/1.1 200"
+    }
+
     /// Whether the server closes without another byte.
     pub(crate) fn is_closed(&mut self) -> bool {
         !self.more()
