@@ -1,4 +1,4 @@
-//! How many commands per second both ends of a queue and the simulated network do on one core.
+//! How many commands per second of CPU time both ends of a queue and the simulated network do.
 //!
 //! `cargo run --release -p raceline-rdma --example rate [SECONDS]`
 
@@ -87,6 +87,13 @@ fn main() {
             while network.step() {}
         }
     }
-    let rate = u128::from(completed) * 1_000_000_000 / start.elapsed().as_nanos().max(1);
-    println!("{rate} commands/s: both ends and the network between them, on one core");
+    let Some(busy) = cpu_time() else { return println!("no /proc/self/schedstat") };
+    let rate = u128::from(completed) * 1_000_000_000 / busy.as_nanos().max(1);
+    println!("{rate} commands per second of CPU time, by both ends and the network between them");
+}
+
+/// The time that this thread was on a CPU: other programs may have taken the rest.
+fn cpu_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }

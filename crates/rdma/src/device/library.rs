@@ -123,7 +123,7 @@ fn reason(name: &str, error: &libloading::Error) -> String {
 
 fn failure(why: String) -> ProviderError {
     let why = format!(
-        "{why}; install Debian's packages libibverbs1, librdmacm1 and ibverbs-providers, or their counterparts"
+        "{why}; install Debian's packages libibverbs1, librdmacm1 (librdmacm1t64 from Debian 13 on) and ibverbs-providers"
     );
     ProviderError { what: WHAT, why }
 }
