@@ -271,6 +271,7 @@ disk_of() {
         [ "$(cat "$s/subsysnqn")" != "$1" ] || { set -- "$s"/nvme*n1; echo "/dev/${1##*/}" | sed 's/c[0-9]*n/n/'; return; }
     done
 }
+has_disk() { [ -b "$(disk_of "$1")" ]; }
 # The kernel's target of the JBOF paper moves to a daemon: two subsystems, each with a device, and one port.  The host
 # finds its data and UUIDs again.  The daemon's own export of it names the same devices.
 moves() {
@@ -283,7 +284,7 @@ moves() {
     ln -s $NVMET/subsystems/nvme-ssd1 $NVMET/ports/1/subsystems/nvme-ssd1
     for n in 0 1; do
         nvme connect -t tcp -a $ADDR -s 4421 -n nvme-ssd$n -i 1
-        until_so 20 test -b "$(disk_of nvme-ssd$n)"
+        until_so 20 has_disk nvme-ssd$n
         yes "ssd $n" | head -c 1048576 | dd of="$(disk_of nvme-ssd$n)" bs=64k iflag=fullblock oflag=direct 2>/dev/null
         old="${old:-} $(uuid_of nvme-ssd$n)"
     done
@@ -298,7 +299,7 @@ moves() {
     grep -q 'not the same: /subsystems/nvme-ssd1: the name is no NQN' /tmp/moved
     for n in 0 1; do
         nvme connect -t tcp -a $ADDR -s 4421 -n nqn.2026-01.io.raceline:nvme-ssd$n -i 1
-        until_so 20 test -b "$(disk_of nqn.2026-01.io.raceline:nvme-ssd$n)"
+        until_so 20 has_disk nqn.2026-01.io.raceline:nvme-ssd$n
         yes "ssd $n" | head -c 1048576 | cmp -n 1048576 - "$(disk_of nqn.2026-01.io.raceline:nvme-ssd$n)"
         new="${new:-} $(uuid_of nqn.2026-01.io.raceline:nvme-ssd$n)"
     done
