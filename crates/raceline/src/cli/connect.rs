@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::builder::ArgPredicate;
-use clap::{ArgMatches, Args as _, Command, FromArgMatches};
+use clap::{ArgMatches, Command, FromArgMatches};
 use raceline_proto::nvme::NamespaceId;
 
 use super::device::Device;
 use super::host::{ConnectArgs, namespace};
-use super::values::{CoreList, IoChoice, ModeChoice};
+use super::values::{self, CoreList, IoChoice, ModeChoice};
 
 /// What stands for the NQN where a device of this machine is named instead.
 const NO_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
@@ -77,7 +77,7 @@ pub(crate) struct DiskArgs {
     pub(crate) max_connections: usize,
 
     /// Cores to run on, e.g. 0,2-3 [default: one thread that floats]
-    #[arg(long, value_name = "LIST", help_heading = "Disk")]
+    #[arg(long, value_name = "LIST", value_parser = values::core_list, help_heading = "Disk")]
     pub(crate) cores: Option<CoreList>,
 
     /// How eagerly cores look for work
