@@ -72,7 +72,7 @@ impl Connection {
             (Plan::BlockStatus { offset, len, one }, _, Ok(())) => {
                 let most = if one { 1 } else { MAX_PARTS };
                 let parts = found_parts(done.payload.as_ref());
-                self.answer_status(slot, &offset, len, (&parts, most));
+                self.answer_status(slot, offset, len, (&parts, most));
             }
             (Plan::Trim { fua: true, .. }, Step::First, Ok(())) => {
                 running.step = Step::Flush;
@@ -119,12 +119,12 @@ impl Connection {
     fn answer_status(
         &mut self,
         slot: u16,
-        offset: &u64,
+        offset: u64,
         len: u64,
         (parts, most): (&[Range<u64>], usize),
     ) {
         let Some((_, facts)) = self.serving() else { return };
-        let range = *offset..offset + len;
+        let range = offset..offset + len;
         let mut extents = extents(&range, parts, most, u64::from(facts.block_bytes));
         if most == 1 {
             extents.truncate(1);
