@@ -3,6 +3,7 @@
 mod bdev;
 pub(crate) mod complete;
 mod config;
+mod events;
 mod host;
 mod iscsi;
 mod namespace;
@@ -10,6 +11,8 @@ mod pool;
 mod port;
 mod qos;
 mod subsystem;
+mod support;
+mod top;
 
 use raceline_control::client::{Address, ClientError, Connection, DEFAULT_PORT};
 use raceline_control::similar::similar;
@@ -24,6 +27,7 @@ use crate::table::{Table, printable};
 
 pub(crate) use bdev::run as bdev;
 pub(crate) use config::run as config;
+pub(crate) use events::run as events;
 pub(crate) use host::run as host;
 pub(crate) use iscsi::run as iscsi;
 pub(crate) use namespace::run as namespace;
@@ -31,6 +35,8 @@ pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
 pub(crate) use qos::run as qos;
 pub(crate) use subsystem::run as subsystem;
+pub(crate) use support::run as support;
+pub(crate) use top::run as top;
 
 /// The connection to a daemon.
 struct Daemon {
