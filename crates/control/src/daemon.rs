@@ -62,7 +62,13 @@ pub struct DaemonConfig {
     pub events: Arc<EventJournal>,
     /// Announce the listeners of the discovery service by multicast DNS.
     pub mdns: bool,
+    /// What is started beside the socket.
+    pub beside: Option<Beside>,
 }
+
+/// Starts something that serves clients beside the socket: after the socket, and before what is kept or configured is
+/// in service. It ends when it is dropped, as the first thing of the daemon's end.
+pub type Beside = Box<dyn FnOnce(&Arc<Manager>) -> Result<Box<dyn Send>, String> + Send>;
 
 /// Why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -96,12 +102,16 @@ pub enum StartError {
     /// A call of the configuration failed.
     #[error("{0}")]
     Load(String),
+    /// What serves clients beside the socket cannot start.
+    #[error("{0}")]
+    Beside(String),
 }
 
 /// A running control plane.
 pub struct Daemon {
     manager: Arc<Manager>,
     server: Server,
+    beside: Option<Box<dyn Send>>,
 }
 
 /// The configuration that is made at the start.
@@ -154,6 +164,8 @@ impl Daemon {
         origin.make(&manager, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&manager))?;
+        let beside = config.beside.map(|start| start(&manager));
+        let beside = beside.transpose().map_err(StartError::Beside)?;
         manager.at_start(Box::new(move |manager| {
             origin.make(manager, &registry).map_err(|error| error.to_string())?;
             manager.wait_durable().map_err(|error| error.to_string())
@@ -161,7 +173,7 @@ impl Daemon {
         if !config.wait_for_rpc {
             manager.start_all().map_err(StartError::Load)?;
         }
-        Ok(Self { manager, server })
+        Ok(Self { manager, server, beside })
     }
 
     /// The manager.
@@ -182,9 +194,10 @@ impl Daemon {
     /// When a core does not end in time, or the state cannot be written; nothing acknowledged is
     /// lost.
     pub fn stop(self) -> Result<(), ManagerError> {
-        let Self { manager, server } = self;
-        // Followers are answered at once, so that the server need not wait for them.
+        let Self { manager, server, beside } = self;
+        // Followers are answered at once, so that the servers need not wait for them.
         manager.config().events.close();
+        drop(beside);
         drop(server);
         let stopped = manager.shut_down();
         manager.close_journal().map_err(ManagerError::Journal)?;

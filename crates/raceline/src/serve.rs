@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::cli::serve::ServeArgs;
 use crate::failure::Failure;
+use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::{limits, log, sandbox, shell};
@@ -27,6 +28,9 @@ struct Ready {
     /// Whether options can still be set, because the daemon waits for framework_start_init.
     waits_for_rpc: bool,
     pid: u32,
+    /// Where it serves HTTP.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    http: Vec<String>,
 }
 
 /// Serves until SIGINT or SIGTERM.
@@ -38,6 +42,8 @@ pub(crate) fn run(
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
+    let http = Prepared::new(&args.http, args.state_dir.as_deref())?;
+    let addresses = http.as_ref().map(Prepared::addresses).unwrap_or_default();
     let mut config = DaemonConfig {
         socket: args.socket.clone(),
         admins: args.admins.clone(),
@@ -49,6 +55,7 @@ pub(crate) fn run(
         mdns: args.mdns,
         events,
         logging: Logging::new(settings, Box::new(log::apply)),
+        beside: http.map(Prepared::into_beside),
         ..DaemonConfig::default()
     };
     // The sandbox holds for threads that start in it: no other has started but the judge.
@@ -65,6 +72,7 @@ pub(crate) fn run(
         socket: daemon.socket().display().to_string(),
         waits_for_rpc: args.wait_for_rpc,
         pid: std::process::id(),
+        http: addresses.iter().map(|address| format!("http://{address}")).collect(),
     };
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
