@@ -1,8 +1,10 @@
 //! The methods, one file for each family of SPDK's.
 
 mod accel;
+mod activity;
 mod bdev;
 mod cpu;
+mod events;
 mod framework;
 mod iobuf;
 mod iscsi;
@@ -31,6 +33,8 @@ impl Registry {
             framework::register,
             log::register,
             notify::register,
+            events::register,
+            activity::register,
             keyring::register,
             bdev::register,
             nvmf::register,

@@ -21,6 +21,7 @@ pub(crate) mod rpc;
 pub(crate) mod sandbox;
 pub(crate) mod serve;
 pub(crate) mod values;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 
@@ -136,6 +137,12 @@ pub(crate) enum Verb {
     Config(manage::ConfigArgs),
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
     Rpc(rpc::RpcArgs),
+    /// Follow what happens in a daemon: connections, changes, paths, errors
+    Events(watch::EventsArgs),
+    /// Show what a daemon does, live: devices, subsystems, hosts, cores
+    Top(watch::TopArgs),
+    /// Collect what a bug report needs, without secrets
+    Support(watch::SupportArgs),
     /// Measure, and with --verify prove, what a namespace does
     Perf(Box<perf::PerfArgs>),
     /// Measure this machine's limit, and how close to it Raceline is

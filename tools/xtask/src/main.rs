@@ -18,6 +18,7 @@ mod node;
 mod official;
 mod origin;
 mod packaging;
+mod page;
 mod papers;
 mod placement;
 mod quiet;
@@ -340,6 +341,12 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             "the report about the papers' experiments, in a browser",
             true,
             Box::new(|| papers::run(tree)),
+        ),
+        step(
+            "page",
+            "the page of a daemon, in a browser",
+            false,
+            Box::new(|| page::run(tree)),
         ),
         step(
             "fio-engine",
