@@ -6,6 +6,7 @@
 //! list over restarts. It is written soon after a change and replaced whole: a crash may lose the last
 //! second of the list, but never a change of the configuration itself.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,7 +18,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::catalogue::{Catalogue, Record};
+use super::catalogue::{Catalogue, Key, Record};
 use super::{Manager, Phase, lock};
 
 /// The most changes that are kept.
@@ -257,9 +258,9 @@ fn replace(file: &Path, text: &[u8]) -> io::Result<()> {
 
 /// What records do to a catalogue, as text, and the records that undo them; nothing for records without effect.
 pub(super) fn look_back(catalogue: &Catalogue, records: &[Record]) -> (Vec<String>, Vec<Record>) {
-    let mut now = catalogue.clone();
+    let mut now = Cow::Borrowed(catalogue);
     let (mut effects, mut undo) = (Vec::new(), Vec::new());
-    for record in records {
+    for (index, record) in records.iter().enumerate() {
         let backwards: Vec<Record> = match record {
             Record::Put { key, entry } => match now.get(key) {
                 Some(before) if before == entry => continue,
@@ -269,15 +270,14 @@ pub(super) fn look_back(catalogue: &Catalogue, records: &[Record]) -> (Vec<Strin
                 }
                 None => {
                     effects.push(format!("+ {key:?}"));
-                    vec![Record::Remove { key: key.clone() }]
+                    // The removal also takes what it owns, which may have been there before it.
+                    let mut backwards = vec![Record::Remove { key: key.clone() }];
+                    backwards.extend(owned_by(&now, key));
+                    backwards
                 }
             },
             Record::Remove { key } => {
-                let owned: Vec<Record> = now
-                    .entries()
-                    .filter(|(owned, _)| owned.parts().starts_with(key.parts()))
-                    .map(|(key, entry)| Record::Put { key: key.clone(), entry: entry.clone() })
-                    .collect();
+                let owned = owned_by(&now, key);
                 if owned.is_empty() {
                     continue;
                 }
@@ -285,11 +285,20 @@ pub(super) fn look_back(catalogue: &Catalogue, records: &[Record]) -> (Vec<Strin
                 owned
             }
         };
-        now.apply(record.clone());
+        // The last one needs no look at what comes after it: most changes have one record.
+        if index + 1 < records.len() {
+            now.to_mut().apply(record.clone());
+        }
         // The last effect is undone first.
         undo.splice(0..0, backwards);
     }
     (effects, undo)
+}
+
+/// The records that make an entry and all that it owns, in the order in which they were made.
+fn owned_by(catalogue: &Catalogue, key: &Key) -> Vec<Record> {
+    let owned = catalogue.owned(key).into_iter();
+    owned.map(|(key, entry)| Record::Put { key: key.clone(), entry: entry.clone() }).collect()
 }
 
 impl Manager {

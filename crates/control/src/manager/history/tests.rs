@@ -78,7 +78,7 @@ fn the_list_is_bounded_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("history.json");
     let (first, registry) = manager(&file);
-    create(&first, &registry, "at-start");
+    first.note_change(&[put(&["bdev", "at-start"], 1)]);
     assert!(first.history().changes().is_empty(), "the start is no change");
     assert_eq!(first.configuration_before(None).unwrap_err(), NoWayBack::Empty);
     first.start();
