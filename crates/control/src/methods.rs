@@ -6,6 +6,7 @@ mod bdev;
 mod cpu;
 mod events;
 mod framework;
+mod history;
 mod iobuf;
 mod iscsi;
 mod kept;
@@ -32,6 +33,7 @@ impl Registry {
             rpc::register,
             framework::register,
             log::register,
+            history::register,
             notify::register,
             events::register,
             activity::register,

@@ -33,6 +33,7 @@ mod shell;
 mod signals;
 mod table;
 mod tally;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::Arc;
