@@ -3,6 +3,7 @@
 pub(crate) mod adq;
 pub(crate) mod authentication;
 pub(crate) mod bench;
+pub(crate) mod connect;
 pub(crate) mod connections;
 pub(crate) mod device;
 pub(crate) mod doctor;
@@ -71,6 +72,10 @@ pub(crate) enum Verb {
     Serve(serve::ServeArgs),
     /// List what a target offers
     Discover(host::DiscoverArgs),
+    /// Make a namespace, or a device, a disk for the programs of this machine
+    Connect(Box<connect::DiskArgs>),
+    /// End disks that `connect` has made
+    Disconnect(connect::DisconnectArgs),
     /// Show a controller and its namespaces
     Identify(host::IdentifyArgs),
     /// Copy blocks of a namespace to a file or to standard output

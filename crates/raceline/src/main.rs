@@ -5,6 +5,7 @@ mod admission;
 mod adq;
 mod bench;
 mod cli;
+mod connect;
 mod demo;
 mod discover;
 mod doctor;
@@ -70,6 +71,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Export(args) => export::run(&args),
         Verb::Serve(args) => serve::run(&args, settings, events.unwrap_or_default()),
         Verb::Discover(args) => discover::run(&args),
+        Verb::Connect(args) => connect::connect(&args),
+        Verb::Disconnect(args) => connect::disconnect(&args),
         Verb::Identify(args) => identify::run(&args),
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),

@@ -13,6 +13,7 @@ mod fuzz;
 mod interop;
 mod lint;
 mod modules;
+mod nbd;
 mod netns;
 mod node;
 mod official;
@@ -382,6 +383,11 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 Box::new(|| package::run_in_roots(tree)),
             )
         },
+            "nbd",
+            "QEMU's tools, libnbd's and fio on disks that connect makes",
+            true,
+            Box::new(|| nbd::run(tree)),
+        ),
         step(
             "iscsi-test-cu",
             "libiscsi's conformance tests of iSCSI and SCSI",
@@ -460,11 +466,18 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Iscsi,
             "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
         ),
+        (
+            "kernel-6.12-disk",
+            Kernel::V6_12,
+            Part::Disk,
+            "the NBD client of Linux 6.12 on a disk that connect makes",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        // Of the older kernel only the host runs always: the newer one shows the rest.
-        let on_request = kernel == Kernel::V6_1 && part != Part::Host;
+        // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
+        // the kernel's client does.
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }
