@@ -4,8 +4,8 @@ mod journal;
 pub(crate) mod limit;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogLevel, LogSettings};
@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use crate::cli::LogArgs;
 
@@ -70,15 +70,9 @@ pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSet
         let is_event = filter_fn(journal::is_event).with_max_level_hint(LevelFilter::INFO);
         journal::JournalLayer(journal).with_filter(is_event)
     });
-    let shown = lines.and_then(audit).with_filter(filter);
+    let text = Layer::and_then(is_text.then_some(lines), is_text.then_some(audit));
+    let shown = text.and_then(journal).and_then(journal_audit).with_filter(filter);
     tracing_subscriber::registry().with(shown).with(events).init();
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(is_text.then_some(lines))
-        .with(is_text.then_some(audit))
-        .with(journal)
-        .with(journal_audit)
-        .init();
     // Cannot fail: this function is called once.
     let _ = FILTER.set(handle);
     let level = match (args.quiet, args.verbose) {

@@ -350,12 +350,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             true,
             Box::new(|| papers::run(tree)),
         ),
-        step(
-            "page",
-            "the page of a daemon, in a browser",
-            false,
-            Box::new(|| page::run(tree)),
-        ),
+        step("page", "the page of a daemon, in a browser", false, Box::new(|| page::run(tree))),
         step(
             "fio-engine",
             "Debian's fio over our engine, with verify",
@@ -383,6 +378,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 Box::new(|| package::run_in_roots(tree)),
             )
         },
+        step(
             "nbd",
             "QEMU's tools, libnbd's and fio on disks that connect makes",
             true,

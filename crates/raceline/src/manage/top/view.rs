@@ -196,9 +196,7 @@ pub(super) fn rows(view: View, interval: &Interval, inventory: &Inventory) -> Ve
             }
             rows
         }
-        View::Subsystems => {
-            inventory.subsystems.iter().map(|it| subsystem(it, interval)).collect()
-        }
+        View::Subsystems => inventory.subsystems.iter().map(|it| subsystem(it, interval)).collect(),
         View::Hosts => interval
             .hosts
             .iter()
