@@ -1,13 +1,15 @@
 # The kernel's NBD client on a disk that `raceline connect --as nbd` makes of a file: file systems, data, discard, and a
 # server that ends and comes back.
 #
-# Environment: PORT, the port of the disk at 10.0.2.2.  The disk has 256 MiB and is named disk.
+# Environment: PORT, the port of the disk at 10.0.2.2.  The disk has 384 MiB and is named disk.
 . ./lib.sh
 
 NBD=/dev/nbd0
 
 # attach [OPTION...]: makes the disk $NBD.
 attach() {
+    # A check that failed may have left it attached.
+    nbd-client -d $NBD >/dev/null 2>&1 || true
     nbd-client "$ADDR" "$PORT" $NBD -N disk "$@"
     blockdev --getsize64 $NBD >/dev/null
 }
@@ -15,7 +17,7 @@ detach() { nbd-client -d $NBD; }
 
 size() {
     attach -C 2
-    [ "$(blockdev --getsize64 $NBD)" = $((256 << 20)) ] || fail "it has $(blockdev --getsize64 $NBD) bytes"
+    [ "$(blockdev --getsize64 $NBD)" = $((384 << 20)) ] || fail "it has $(blockdev --getsize64 $NBD) bytes"
     [ "$(cat /sys/block/nbd0/queue/fua)" = 1 ] || fail "the kernel does not know that the disk has FUA"
     grep -q 'write back' /sys/block/nbd0/queue/write_cache || fail "the kernel does not know of the cache"
     [ "$(cat /sys/block/nbd0/queue/discard_max_bytes)" -gt 0 ] || fail "the kernel does not know that it can discard"
@@ -25,6 +27,7 @@ size() {
 # filesystem KIND: makes a file system, writes, attaches again, and finds what was written.
 filesystem() {
     attach -C 2
+    blkdiscard $NBD
     mkfs.$1 -q $NBD
     mkdir -p /tmp/mnt
     mount $NBD /tmp/mnt

@@ -12,7 +12,7 @@ use crate::step::Outcome;
 /// Runs the guest's script.
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     let scratch = super::scratch(tree, image)?;
-    let device = format!("file:{},size=256M,buffered", scratch.join("disk.img").display());
+    let device = format!("file:{},size=384M,buffered", scratch.join("disk.img").display());
     let disk = Disk::start(tree, &["--bdev", &device, "--listen", "0"])?;
     let mut guest = guest(tree, image, Part::Disk)
         .args(["-e", &format!("PORT={}", disk.port()?)])
