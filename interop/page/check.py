@@ -178,7 +178,7 @@ class Run:
             self.check("usable-at-once", lambda: self.usable(browser))
             page = Page(browser, self.url)
             page.live()
-            for name in ["namespaces", "keyboard", "looks", "axe", "changes", "quiet"]:
+            for name in ["keyboard", "namespaces", "looks", "axe", "changes", "quiet"]:
                 if name != "axe" or self.axe_file:
                     self.check(name, lambda: getattr(self, name)(page))
             page.close()

@@ -79,7 +79,9 @@ impl Screen {
             match key.code {
                 KeyCode::Enter => self.is_typing = false,
                 KeyCode::Esc => (self.is_typing, self.filter) = (false, String::new()),
-                KeyCode::Backspace => drop(self.filter.pop()),
+                KeyCode::Backspace => {
+                    let _ = self.filter.pop();
+                }
                 KeyCode::Char(typed) if self.filter.len() < MAX_FILTER => self.filter.push(typed),
                 _ => {}
             }
