@@ -36,6 +36,9 @@ const RESERVATIONS: &str = "reservations";
 /// The folder of the state directory with the write protection of namespaces.
 const PROTECTED: &str = "protected";
 
+/// The file of the state directory with the list of the last changes.
+const HISTORY: &str = "history.json";
+
 /// The settings of a daemon.
 #[derive(Default)]
 pub struct DaemonConfig {
@@ -134,6 +137,7 @@ impl Daemon {
             mdns: config.mdns,
             key_places: Places::of(config.state_dir.as_deref()),
             reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
+            history: config.state_dir.as_ref().map(|dir| dir.join(HISTORY)),
             protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),
             ..ManagerConfig::default()
         };

@@ -4,6 +4,7 @@ mod accel;
 mod bdev;
 mod cpu;
 mod framework;
+mod history;
 mod iobuf;
 mod iscsi;
 mod kept;
@@ -30,6 +31,7 @@ impl Registry {
             rpc::register,
             framework::register,
             log::register,
+            history::register,
             notify::register,
             keyring::register,
             bdev::register,

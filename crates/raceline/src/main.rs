@@ -32,6 +32,7 @@ mod shell;
 mod signals;
 mod table;
 mod tally;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
+use crate::watch::{Core, Watch};
 use crate::{limits, log, sandbox, shell};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
@@ -55,6 +56,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
+    log::limit::start();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let daemon = Daemon::start(config).map_err(Failure::runtime)?;
     if let Some(judge) = judge {
@@ -95,6 +97,7 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
     // Twice as often as systemd requires.
     let interval = watchdog.map_or(HEALTH_INTERVAL, |limit| (limit / 2).min(HEALTH_INTERVAL));
     let mut last_sign = Instant::now();
+    let mut cores = Watch::default();
     loop {
         if let Some(signal) = interrupt.wait(interval) {
             tracing::info!("signal {signal}: draining");
@@ -108,11 +111,29 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
                 "a core of the target has stopped: see the messages above",
             ));
         }
-        if last_sign.elapsed() >= interval / 2 {
+        let verdict = cores.look(turns(daemon), Instant::now());
+        if verdict.wants_nudge {
+            daemon.manager().cores().iter().for_each(|target| target.nudge());
+        }
+        if verdict.all_turn && last_sign.elapsed() >= interval / 2 {
             tell(&[NotifyState::Watchdog]);
             last_sign = Instant::now();
         }
     }
+}
+
+/// The turns of all cores.
+fn turns(daemon: &Daemon) -> Vec<Core> {
+    let targets = daemon.manager().cores().into_iter().enumerate();
+    let cores = targets.flat_map(|(number, target)| {
+        let turns = target.turns().into_iter().enumerate();
+        let name = move |core| match number {
+            0 => format!("core {core} (thread target-{core})"),
+            _ => format!("core {core} of target {number} (thread target-{core})"),
+        };
+        turns.map(move |(core, turns)| Core { name: name(core), turns })
+    });
+    cores.collect()
 }
 
 /// Notifies systemd; without systemd this does nothing.
