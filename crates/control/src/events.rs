@@ -85,12 +85,8 @@ struct Rings {
 
 impl Default for EventJournal {
     fn default() -> Self {
-        let rings = Rings {
-            next: 1,
-            operator: VecDeque::new(),
-            other: VecDeque::new(),
-            is_closed: false,
-        };
+        let rings =
+            Rings { next: 1, operator: VecDeque::new(), other: VecDeque::new(), is_closed: false };
         Self { id: now_ms(), rings: Mutex::new(rings), arrived: Condvar::new() }
     }
 }

@@ -3,8 +3,8 @@
 mod journal;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogLevel, LogSettings};

@@ -342,12 +342,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             true,
             Box::new(|| papers::run(tree)),
         ),
-        step(
-            "page",
-            "the page of a daemon, in a browser",
-            false,
-            Box::new(|| page::run(tree)),
-        ),
+        step("page", "the page of a daemon, in a browser", false, Box::new(|| page::run(tree))),
         step(
             "fio-engine",
             "Debian's fio over our engine, with verify",

@@ -63,7 +63,10 @@ fn since(text: &str) -> Result<Since, String> {
         _ => return Err(wrong()),
     };
     let count: u64 = text[..text.len() - 1].parse().map_err(|_| wrong())?;
-    count.checked_mul(seconds).map(|seconds| Since::Ago(Duration::from_secs(seconds))).ok_or_else(wrong)
+    count
+        .checked_mul(seconds)
+        .map(|seconds| Since::Ago(Duration::from_secs(seconds)))
+        .ok_or_else(wrong)
 }
 
 /// Arguments of `top`.

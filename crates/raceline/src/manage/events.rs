@@ -47,7 +47,8 @@ pub(crate) fn run(args: &EventsArgs) -> Result<(), Failure> {
     let wait = if args.once { Duration::ZERO } else { WAIT.min(args.daemon.timeout / 2) };
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(0);
     loop {
-        let asked = daemon.try_call("raceline_get_events", json!({ "since": since, "wait_ms": wait_ms }));
+        let asked =
+            daemon.try_call("raceline_get_events", json!({ "since": since, "wait_ms": wait_ms }));
         let batch = match asked {
             Ok(batch) => batch,
             Err(ClientError::Closed | ClientError::Socket(_)) if !args.once => {
@@ -202,9 +203,7 @@ mod tests {
     fn filters_go_together() {
         let kinds = BTreeSet::from(["path"]);
         let wanted = Wanted { kinds, problems: true, not_before_ms: 5, json: true };
-        let event = |kind: &str, severity: &str, time_ms: u64| {
-            json!({ "kind": kind, "severity": severity, "time_ms": time_ms })
-        };
+        let event = |kind: &str, severity: &str, time_ms: u64| json!({ "kind": kind, "severity": severity, "time_ms": time_ms });
         assert!(wanted.admits(&event("path", "warning", 5)));
         assert!(!wanted.admits(&event("path", "info", 5)));
         assert!(!wanted.admits(&event("log", "error", 5)));

@@ -29,19 +29,44 @@ const JOURNAL_LINES: &str = "5000";
 
 /// Files of the kernel about the machine.
 const MACHINE: [&str; 9] = [
-    "/proc/version", "/proc/cmdline", "/proc/cpuinfo", "/proc/meminfo", "/proc/loadavg", "/proc/mounts",
-    "/proc/net/snmp", "/proc/net/netstat", "/etc/os-release",
+    "/proc/version",
+    "/proc/cmdline",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/loadavg",
+    "/proc/mounts",
+    "/proc/net/snmp",
+    "/proc/net/netstat",
+    "/etc/os-release",
 ];
 /// Files of the kernel about the daemon.
 const PROCESS: [&str; 4] = ["status", "limits", "cmdline", "cgroup"];
 /// Methods that only read.
 const METHODS: [&str; 24] = [
-    "spdk_get_version", "framework_get_subsystems", "framework_get_reactors", "thread_get_stats",
-    "framework_get_scheduler", "iobuf_get_stats", "accel_get_stats", "log_get_level", "log_get_flags",
-    "bdev_get_bdevs", "bdev_get_missing", "bdev_get_iostat", "bdev_nvme_get_controllers",
-    "bdev_nvme_get_discovery_info", "nvmf_get_subsystems", "nvmf_get_transports", "nvmf_get_stats",
-    "nvmf_get_qos_limits", "iscsi_get_target_nodes", "iscsi_get_portal_groups", "iscsi_get_connections",
-    "iscsi_get_options", "keyring_get_keys", "raceline_get_activity",
+    "spdk_get_version",
+    "framework_get_subsystems",
+    "framework_get_reactors",
+    "thread_get_stats",
+    "framework_get_scheduler",
+    "iobuf_get_stats",
+    "accel_get_stats",
+    "log_get_level",
+    "log_get_flags",
+    "bdev_get_bdevs",
+    "bdev_get_missing",
+    "bdev_get_iostat",
+    "bdev_nvme_get_controllers",
+    "bdev_nvme_get_discovery_info",
+    "nvmf_get_subsystems",
+    "nvmf_get_transports",
+    "nvmf_get_stats",
+    "nvmf_get_qos_limits",
+    "iscsi_get_target_nodes",
+    "iscsi_get_portal_groups",
+    "iscsi_get_connections",
+    "iscsi_get_options",
+    "keyring_get_keys",
+    "raceline_get_activity",
 ];
 
 const ABOUT: &str = "\

@@ -103,7 +103,8 @@ impl<'a> Watched<'a> {
         };
         for name in names {
             // A histogram that is on already belongs to somebody else.
-            let has_one = on && self.daemon.try_call("bdev_get_histogram", json!({ "name": name })).is_ok();
+            let has_one =
+                on && self.daemon.try_call("bdev_get_histogram", json!({ "name": name })).is_ok();
             if has_one {
                 continue;
             }
@@ -132,7 +133,8 @@ fn once(watched: &mut Watched<'_>, args: &TopArgs) -> Result<(), Failure> {
 
 /// The screen, until the user ends it. The terminal is as before afterwards, also after a panic.
 fn live(watched: &mut Watched<'_>, args: &TopArgs) -> Result<(), Failure> {
-    let colors = !args.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colors =
+        !args.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let title = format!("raceline top  {}", args.daemon.socket);
     let mut screen = Screen::new(title, colors);
     let mut terminal = ratatui::try_init()

@@ -149,8 +149,11 @@ fn an_archive_for_support_has_no_secret() {
     assert!(call(path, "nvmf_subsystem_add_host", params).is_err());
     let log = folder.file(
         "daemon.log",
-        format!("begin\nAuthorization: Bearer {}\nrun --dhchap-secret {}\nend\n", PLANTED[3], PLANTED[4])
-            .as_bytes(),
+        format!(
+            "begin\nAuthorization: Bearer {}\nrun --dhchap-secret {}\nend\n",
+            PLANTED[3], PLANTED[4]
+        )
+        .as_bytes(),
     );
     let archive = folder.path("report.tar.gz");
     let output = run(&["support", "-s", &socket, "-f", &archive, "--log", &log]);
@@ -168,7 +171,9 @@ fn an_archive_for_support_has_no_secret() {
         assert!(!all.contains(planted), "{planted} is in the archive");
     }
     assert!(all.contains("[removed]") && all.contains(NQN));
-    for part in ["doctor.json", "config.json", "events.txt", "log/0.txt", "rpc/nvmf_get_subsystems.json"] {
+    for part in
+        ["doctor.json", "config.json", "events.txt", "log/0.txt", "rpc/nvmf_get_subsystems.json"]
+    {
         assert!(names.contains(&format!("raceline-support/{part}")), "{part}: {names:?}");
     }
     // What was planted was there: the daemon's own configuration has it.

@@ -7,7 +7,15 @@ pub(super) const REMOVED: &str = "[removed]";
 
 /// Parts of names under which secrets stand, in lower case, without - and _.
 const SECRET_NAMES: [&str; 9] = [
-    "secret", "password", "passwd", "passphrase", "token", "credential", "authorization", "privatekey", "cookie",
+    "secret",
+    "password",
+    "passwd",
+    "passphrase",
+    "token",
+    "credential",
+    "authorization",
+    "privatekey",
+    "cookie",
 ];
 /// Names that hold one of those, and no secret: they name a key, or say how many there are.
 const HARMLESS: [&str; 2] = ["tokenbucket", "chaptargetkey"];
@@ -145,7 +153,8 @@ fn value_after(rest: &str, is_option: bool) -> Option<(usize, usize)> {
     let quoted = skip(at, b"\\\"'");
     // "Authorization: Bearer X": the scheme is not the value.
     let rest_of = &rest[quoted..];
-    let scheme = ["Bearer ", "Basic ", "bearer ", "basic "].iter().find(|s| rest_of.starts_with(*s));
+    let scheme =
+        ["Bearer ", "Basic ", "bearer ", "basic "].iter().find(|s| rest_of.starts_with(*s));
     let begin = quoted + scheme.map_or(0, |scheme| scheme.len());
     let value = &rest[begin..];
     let length = if quoted > at {

@@ -174,8 +174,9 @@ impl Sample {
         let timed = at(0) + at(1);
         let passed =
             now.latencies.as_ref().map(|now| deltas(now, past.latencies.as_deref().unwrap_or(&[])));
-        let within =
-            |share: f64| passed.as_ref().and_then(|passed| percentile(&self.borders, passed, share));
+        let within = |share: f64| {
+            passed.as_ref().and_then(|passed| percentile(&self.borders, passed, share))
+        };
         Rates {
             reads: at(0),
             writes: at(1),

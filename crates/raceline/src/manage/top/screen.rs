@@ -15,7 +15,8 @@ use super::view::{Cell, Inventory, Order, View, arrange, rows, summary};
 const NUMBER_WIDTH: u16 = 8;
 /// The longest filter.
 const MAX_FILTER: usize = 60;
-const KEYS: &str = "q end  1-5 view  s sort  r reverse  / filter  p pause  h latencies  +/- interval";
+const KEYS: &str =
+    "q end  1-5 view  s sort  r reverse  / filter  p pause  h latencies  +/- interval";
 
 /// What a key asks of the loop that reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +175,8 @@ impl Screen {
             // Without colours and without reverse video, brackets say which one it is.
             let (open, close) = if is_shown { ("[", "]") } else { (" ", " ") };
             let text = format!("{open}{} {}{close}", number + 1, view.name());
-            let style = if is_shown { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
+            let style =
+                if is_shown { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
             spans.push(Span::styled(text, style));
         }
         Line::from(spans)
@@ -182,7 +184,8 @@ impl Screen {
 
     fn table(&self, shown: &[Vec<Cell>], order: Order) -> Table<'static> {
         let is_name = |column: usize| column < self.view.names();
-        let right = |text: String, width: u16| format!("{text:>width$}", width = usize::from(width));
+        let right =
+            |text: String, width: u16| format!("{text:>width$}", width = usize::from(width));
         let heading = self.view.columns().iter().enumerate().map(|(column, name)| {
             let mark = match (column == order.column, order.is_reversed) {
                 (true, false) => "*",
@@ -201,7 +204,8 @@ impl Screen {
                 let text = cell.text();
                 TableCell::new(if is_name(column) { text } else { right(text, NUMBER_WIDTH) })
             });
-            let style = if is_idle { self.color(Color::DarkGray, Style::new()) } else { Style::new() };
+            let style =
+                if is_idle { self.color(Color::DarkGray, Style::new()) } else { Style::new() };
             Row::new(cells).style(style)
         });
         let widths = (0..self.view.columns().len()).map(|column| match is_name(column) {
@@ -235,10 +239,13 @@ mod tests {
             }))
         };
         screen.interval = activity(11, 90_000).since(&activity(10, 5_000));
-        let namespaces = json!([{ "nsid": 1, "bdev_name": "busy" }, { "nsid": 2, "bdev_name": "idle" }]);
+        let namespaces =
+            json!([{ "nsid": 1, "bdev_name": "busy" }, { "nsid": 2, "bdev_name": "idle" }]);
         let subsystems = json!([{ "nqn": "nqn.2026-01.io.raceline:one", "subtype": "NVMe",
             "namespaces": namespaces, "listen_addresses": [{}] }]);
-        let devices: Vec<_> = ["busy", "idle"].map(|name| json!({ "name": name, "num_blocks": 2048, "block_size": 512 })).into();
+        let devices: Vec<_> = ["busy", "idle"]
+            .map(|name| json!({ "name": name, "num_blocks": 2048, "block_size": 512 }))
+            .into();
         screen.inventory = Inventory::read(&subsystems, &json!(devices));
         screen
     }
@@ -265,16 +272,16 @@ mod tests {
         assert_eq!(lines[0], "raceline top");
         assert_eq!(
             lines[1],
-            "85000 IOPS  read 332 MiB/s  write 0 MiB/s  avg 12.3us  p50 -  p99 -  cpu 10% use"
+            "85000 IOPS  r 332 w 0 MiB/s  avg 12.3us p50 - p99 -  cpu 10% useful 5%"
         );
         assert_eq!(lines[2], "[1 devices] 2 namespaces  3 subsystems  4 hosts  5 cores");
         assert_eq!(
             lines[3],
-            "DEVICE              IOPS*     READ    WRITE      AVG      P50      P99      ERR"
+            "DEVICE               IOPS*     READ    WRITE      AVG      P50      P99      ERR"
         );
         assert_eq!(
             lines[4],
-            "busy                85000      332        0   12.3us        -        -        0"
+            "busy                 85000      332        0   12.3us        -        -        0"
         );
         assert!(lines[5].starts_with("idle "), "{lines:?}");
         assert!(lines[23].starts_with("q end"), "{lines:?}");

@@ -196,9 +196,7 @@ pub(super) fn rows(view: View, interval: &Interval, inventory: &Inventory) -> Ve
             }
             rows
         }
-        View::Subsystems => {
-            inventory.subsystems.iter().map(|it| subsystem(it, interval)).collect()
-        }
+        View::Subsystems => inventory.subsystems.iter().map(|it| subsystem(it, interval)).collect(),
         View::Hosts => interval
             .hosts
             .iter()
@@ -332,7 +330,7 @@ pub(super) fn summary(interval: &Interval) -> String {
     let Interval { total, cores, spent, .. } = interval;
     let useful: f64 = cores.iter().map(|core| core.useful).sum();
     format!(
-        "{} IOPS  read {} MiB/s  write {} MiB/s  avg {}  p50 {}  p99 {}  cpu {:.0}% useful {:.0}%",
+        "{} IOPS  r {} w {} MiB/s  avg {} p50 {} p99 {}  cpu {:.0}% useful {:.0}%",
         short(total.iops()),
         mebibytes(total.read_bytes),
         mebibytes(total.written_bytes),
