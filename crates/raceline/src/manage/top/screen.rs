@@ -272,16 +272,16 @@ mod tests {
         assert_eq!(lines[0], "raceline top");
         assert_eq!(
             lines[1],
-            "85000 IOPS  read 332 MiB/s  write 0 MiB/s  avg 12.3us  p50 -  p99 -  cpu 10% use"
+            "85000 IOPS  r 332 w 0 MiB/s  avg 12.3us p50 - p99 -  cpu 10% useful 5%"
         );
         assert_eq!(lines[2], "[1 devices] 2 namespaces  3 subsystems  4 hosts  5 cores");
         assert_eq!(
             lines[3],
-            "DEVICE              IOPS*     READ    WRITE      AVG      P50      P99      ERR"
+            "DEVICE               IOPS*     READ    WRITE      AVG      P50      P99      ERR"
         );
         assert_eq!(
             lines[4],
-            "busy                85000      332        0   12.3us        -        -        0"
+            "busy                 85000      332        0   12.3us        -        -        0"
         );
         assert!(lines[5].starts_with("idle "), "{lines:?}");
         assert!(lines[23].starts_with("q end"), "{lines:?}");

@@ -330,7 +330,7 @@ pub(super) fn summary(interval: &Interval) -> String {
     let Interval { total, cores, spent, .. } = interval;
     let useful: f64 = cores.iter().map(|core| core.useful).sum();
     format!(
-        "{} IOPS  read {} MiB/s  write {} MiB/s  avg {}  p50 {}  p99 {}  cpu {:.0}% useful {:.0}%",
+        "{} IOPS  r {} w {} MiB/s  avg {} p50 {} p99 {}  cpu {:.0}% useful {:.0}%",
         short(total.iops()),
         mebibytes(total.read_bytes),
         mebibytes(total.written_bytes),
