@@ -118,15 +118,20 @@ impl Visit for About {
 
 /// The names and addresses in a text. A port does not count: each connection of a peer has another.
 fn subjects(text: &str) -> Option<String> {
-    let is_edge = |c: char| matches!(c, ',' | ';' | ':' | '"' | '\'' | '`' | '(' | ')');
-    let words = text.split_whitespace().map(|word| word.trim_matches(is_edge));
-    let found = words.filter_map(|word| {
-        let address = word.parse::<SocketAddr>().map(|address| address.ip());
-        match address.or_else(|_| word.parse::<IpAddr>()) {
-            Ok(ip) => Some(ip.to_string()),
-            Err(_) => {
-                let is_name = word.starts_with("nqn.") || word.starts_with("iqn.");
-                is_name.then(|| word.to_owned())
+    let is_edge = |c: char| matches!(c, ',' | ';' | '"' | '\'' | '`' | '(' | ')');
+    let address = |word: &str| {
+        let with_port = word.parse::<SocketAddr>().map(|address| address.ip());
+        with_port.or_else(|_| word.parse::<IpAddr>()).ok()
+    };
+    let found = text.split_whitespace().filter_map(|word| {
+        let word = word.trim_matches(is_edge);
+        // A colon may belong to an address of IPv6.
+        let bare = word.trim_end_matches(':').trim_end_matches(is_edge);
+        match address(word).or_else(|| address(bare)) {
+            Some(ip) => Some(ip.to_string()),
+            None => {
+                let is_name = bare.starts_with("nqn.") || bare.starts_with("iqn.");
+                is_name.then(|| bare.to_owned())
             }
         }
     });
