@@ -58,8 +58,9 @@ impl Prepared {
         }
         let mut names = args.http_name.clone();
         names.extend(rustix::system::uname().nodename().to_str().ok().map(str::to_owned));
+        let pages = raceline_http::pages();
         let config =
-            HttpConfig { listeners, token, read_token, names, pages: raceline_http::pages() };
+            HttpConfig { listeners, token, read_token, names, pages, ..HttpConfig::default() };
         Ok(Some(Self { config, token_file }))
     }
 

@@ -46,7 +46,7 @@ impl<S: Subscriber> Layer<S> for JournalLayer {
         let text = |name: &str| seen.fields.get(name).and_then(Value::as_str).unwrap_or_default();
         match (is_audit, kind) {
             // A line of the log for people says the same.
-            (true, "connect") => return,
+            (true, "connect") => {}
             (true, OTHER) => {
                 let message = format!("{}: {}", text("method"), text("outcome"));
                 self.0.push(severity, CHANGE, AUDIT, &message, seen.fields);
