@@ -159,7 +159,9 @@ fn namespaces_are_made_attached_formatted_and_deleted() {
 
 #[test]
 fn a_controller_of_a_daemon_is_named_by_its_name() {
-    let (daemon, options) = target();
+    // A daemon takes no device of its own for another one's, so that there are two.
+    let (_target, options) = target();
+    let daemon = Daemon::start();
     let port = &options[5];
     daemon.ok(&[
         "rpc",
@@ -244,13 +246,9 @@ fn connections_come_from_the_files_of_nvme_cli() {
     );
 
     let lines = daemon.file("discovery.conf");
-    std::fs::write(
-        &lines,
-        format!("# comment\n\n-t tcp -a 127.0.0.1 -s {port} -i 4 # not a comment of nvme-cli\n"),
-    )
-    .unwrap();
-    let output = daemon.output(&["discover", "--config", &lines]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    std::fs::write(&lines, format!("# comment\n\n-t tcp -a 127.0.0.1 -s {port} -i 4 # comment\n"))
+        .unwrap();
+    assert!(daemon.ok(&["discover", "--config", &lines]).contains(NQN));
     std::fs::write(
         &lines,
         format!("--transport=tcp --traddr=127.0.0.1 --trsvcid={port} -i 4 -S {secret}\n"),
