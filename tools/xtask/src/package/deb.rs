@@ -22,11 +22,13 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/raceline.fish"),
 ];
 /// Files of `packaging/`, and where they go.
-const PACKAGING: [(&str, &str); 4] = [
+const PACKAGING: [(&str, &str); 6] = [
     ("raceline.service", "usr/lib/systemd/system/raceline.service"),
     ("raceline.sysusers", "usr/lib/sysusers.d/raceline.conf"),
     ("raceline.tmpfiles", "usr/lib/tmpfiles.d/raceline.conf"),
     ("raceline.default", DEFAULTS),
+    ("grafana/raceline.json", "usr/share/raceline/grafana/raceline.json"),
+    ("prometheus/raceline.rules.yml", "usr/share/raceline/prometheus/raceline.rules.yml"),
 ];
 /// Scripts of `packaging/deb/`.
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
