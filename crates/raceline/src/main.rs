@@ -20,6 +20,7 @@ mod limits;
 mod log;
 mod manage;
 mod naming;
+mod nvme;
 mod perf;
 mod profile;
 mod read_write;
@@ -67,6 +68,24 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),
         Verb::Perf(args) => perf::run(&args),
+        Verb::List(args) => nvme::list::namespaces(&args),
+        Verb::ListSubsys(args) => nvme::list::subsystems(&args),
+        Verb::IdCtrl(args) => nvme::identify::controller(&args),
+        Verb::IdNs(args) => nvme::identify::namespace(&args),
+        Verb::GetLog(args) => nvme::log::get(&args),
+        Verb::SmartLog(args) => nvme::log::smart(&args),
+        Verb::ErrorLog(args) => nvme::log::errors(&args),
+        Verb::CreateNs(args) => nvme::namespaces::create(&args),
+        Verb::AttachNs(args) => nvme::namespaces::attach(&args),
+        Verb::DetachNs(args) => nvme::namespaces::detach(&args),
+        Verb::DeleteNs(args) => nvme::namespaces::delete(&args),
+        Verb::Format(args) => nvme::namespaces::format(&args),
+        Verb::NsRescan(args) => nvme::namespaces::rescan(&args),
+        Verb::Reset(args) => nvme::namespaces::reset(&args),
+        Verb::Flush(args) => nvme::blocks::flush(&args),
+        Verb::Dsm(args) => nvme::blocks::dsm(&args),
+        Verb::WriteZeroes(args) => nvme::blocks::write_zeroes(&args),
+        Verb::Compare(args) => nvme::blocks::compare(&args),
         Verb::Bdev(args) => manage::bdev(&args),
         Verb::Subsys(args) => manage::subsystem(&args),
         Verb::Ns(args) => manage::namespace(&args),
@@ -74,6 +93,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Port(args) => manage::port(&args),
         Verb::Qos(args) => manage::qos(&args),
         Verb::Host(args) => manage::host(&args),
+        Verb::Nvmet(args) => manage::nvmet(&args),
         Verb::Iscsi(args) => manage::iscsi(&args),
         Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),
