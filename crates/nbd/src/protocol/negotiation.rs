@@ -291,7 +291,7 @@ impl Negotiation {
         let names_it =
             |query: &&[u8]| *query == BASE_ALLOCATION.as_bytes() || (!is_set && *query == b"base:");
         let lists_all = !is_set && queries.is_empty();
-        if export.knows_holes && (lists_all || queries.iter().any(|query| names_it(&query))) {
+        if export.knows_holes && (lists_all || queries.iter().any(names_it)) {
             let id = if is_set { BASE_ALLOCATION_ID } else { 0 };
             let data = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
             answer(out, kind, option_reply::META_CONTEXT, &data);

@@ -211,12 +211,12 @@ mod tests {
     #[test]
     fn extents_are_whole_blocks_and_cover_what_is_known() {
         assert_eq!(lengths(&[], 8), [(7680, true)]);
-        assert_eq!(lengths(&[512..8192], 8), [(7680, false)]);
+        assert_eq!(lengths(std::slice::from_ref(&(512..8192)), 8), [(7680, false)]);
         let two = [1024..1536, 4096..5000];
         let all = [(512, true), (512, false), (2560, true), (1024, false), (3072, true)];
         assert_eq!(lengths(&two, 8), all);
         assert_eq!(lengths(&two, 2), all[..4]);
         assert_eq!(lengths(&[600..700, 800..900], 8), [(512, false), (7168, true)]);
-        assert_eq!(lengths(&[0..100_000], 1), [(7680, false)]);
+        assert_eq!(lengths(std::slice::from_ref(&(0..100_000)), 1), [(7680, false)]);
     }
 }

@@ -581,10 +581,65 @@ pub(crate) enum ConfigVerb {
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         with: Option<PathBuf>,
     },
+    /// List the last changes, newest first: when, by whom, and what
+    Log {
+        /// How many
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        last: usize,
+    },
+    /// Go back to the configuration before a change
+    ///
+    /// Undoing is a change, too: config log lists its calls, and they can be undone.
+    Undo {
+        /// The number of the change in config log: this one and all later ones are undone [default: the last one]
+        #[arg(value_name = "NUMBER")]
+        number: Option<u64>,
+        /// Print the calls and make none
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Remove everything that is exported and every device; settings stay
     Clear {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+}
+
+/// Arguments of `nvmet`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct NvmetArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: NvmetVerb,
+}
+
+/// What to do with the configuration of the kernel's target.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum NvmetVerb {
+    /// Have the daemon export what the Linux kernel's target exports
+    Import {
+        /// File that nvmetcli has saved, or the live tree in configfs
+        #[arg(value_name = "FILE|FOLDER", default_value = "/sys/kernel/config/nvmet")]
+        #[arg(value_hint = ValueHint::AnyPath)]
+        from: PathBuf,
+        /// Say what would be made, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// State directory whose keys folder gets the secrets of hosts
+        #[arg(long, value_name = "DIR", env = super::key::STATE_VARIABLE)]
+        #[arg(default_value = super::key::DEFAULT_STATE_DIR, value_hint = ValueHint::DirPath)]
+        state_dir: PathBuf,
+    },
+    /// Write what the daemon exports as a file for nvmetcli restore
+    Export {
+        /// The file, - is standard output
+        #[arg(value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Replace a file that is there
+        #[arg(long)]
+        force: bool,
     },
 }

@@ -75,10 +75,12 @@ impl Target {
     #[must_use]
     pub fn stats(&self) -> TargetStats {
         let shared = &self.control.shared;
+        // Within the literal, the lock would be held to its end: the state is locked before the ledger elsewhere.
+        let moves = shared.ledger().moves;
         TargetStats {
             connections: shared.loads(),
             controllers: shared.controllers(),
-            moves: shared.ledger().moves,
+            moves,
             pre_connect: shared.waiting(),
             subsystems: self.control.lock().totals(),
             loops: self.cores.iter().map(|core| core.stats().snapshot()).collect(),
@@ -94,6 +96,18 @@ impl Target {
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.cores.iter().all(ReactorHandle::is_running)
+    }
+
+    /// How often the loop of each core has turned. Waits for nothing, so it also answers while a core is stuck.
+    #[must_use]
+    pub fn turns(&self) -> Vec<u64> {
+        self.cores.iter().map(|core| core.stats().snapshot().turns).collect()
+    }
+
+    /// Has each core turn once, unless it is stuck. Does not wait.
+    pub fn nudge(&self) {
+        let shared = &self.control.shared;
+        (0..shared.cores()).for_each(|core| shared.send(core, Message::Nudge));
     }
 
     /// Stops: no new connections, commands in flight finish, connections close, cores end.

@@ -23,7 +23,12 @@ impl Connection {
 
     /// When the connection has to look at its deadlines next.
     fn next_deadline(&self, core: Option<&Core>) -> Option<Instant> {
-        let silence = core.and_then(|core| self.next_ping(core));
+        let silence = core.and_then(|core| {
+            let at = self.next_ping(core)?;
+            let settings = &core.snapshot.iscsi.settings;
+            let interval = settings.nop_in_interval.unwrap_or(settings.nop_timeout);
+            Some(core.iscsi.together(at, interval.min(settings.nop_timeout)))
+        });
         [self.deadline, silence].into_iter().flatten().min()
     }
 
@@ -202,7 +207,7 @@ impl Connection {
             let waiting = core.shared.sessions().release(&session.nexus, place);
             self.successors.extend(waiting);
             let (initiator, target) = (&session.nexus.initiator, &session.nexus.target);
-            tracing::info!(%peer, initiator, target, "iSCSI session ended");
+            tracing::info!(event = "disconnect", %peer, initiator, target, "iSCSI session ended");
         }
         self.successors.dedup();
         for to in self.successors.drain(..) {
