@@ -12,6 +12,7 @@ pub mod controllers;
 pub mod discovery;
 mod error;
 pub(crate) mod generation;
+pub mod history;
 pub mod iscsi;
 pub mod journal;
 pub mod keys;
@@ -50,6 +51,7 @@ use change::Keeping;
 use controllers::Controllers;
 use controllers::hotplug::Hotplug;
 use discovery::Discoveries;
+use history::History;
 use iscsi::Iscsi;
 use journal::{Journal, NoJournal};
 use mdns::MdnsDiscoveries;
@@ -61,6 +63,7 @@ use replay::Replaying;
 use start::Start;
 use threads::Threads;
 
+use crate::events::EventJournal;
 use crate::keyring::{Keyring, Places};
 use crate::logging::Logging;
 
@@ -76,6 +79,8 @@ pub struct ManagerConfig {
     pub journal: Box<dyn Journal>,
     /// What is logged.
     pub logging: Logging,
+    /// What has happened.
+    pub events: Arc<EventJournal>,
     /// What the command line says about connections; it wins over what calls say.
     pub connections: ConnectionOptions,
     /// Which engines compute digests.
@@ -86,6 +91,8 @@ pub struct ManagerConfig {
     pub reservations: Option<PathBuf>,
     /// Where it is noted which namespaces hosts have write protected; `None`: they can only until the daemon ends.
     pub protected: Option<PathBuf>,
+    /// The file that keeps the list of the last changes; `None`: it is forgotten at the end.
+    pub history: Option<PathBuf>,
     /// The number of all changes ever made, this start included: numbering continues from there.
     pub changes_before: u64,
     /// Whether the listeners of the default target's discovery service are announced by multicast DNS without a call.
@@ -102,11 +109,13 @@ impl Default for ManagerConfig {
             drives: Drives::default(),
             journal: Box::new(NoJournal),
             logging: Logging::default(),
+            events: Arc::default(),
             connections: ConnectionOptions::default(),
             accel: Framework::software(),
             key_places: Places::default(),
             reservations: None,
             protected: None,
+            history: None,
             changes_before: 0,
             mdns: false,
             run: None,
@@ -125,6 +134,8 @@ pub struct Manager {
     model: RwLock<Model>,
     /// The order of changes and of their records.
     keeping: Keeping,
+    /// The last changes.
+    history: Arc<History>,
     /// The replay of the configuration's calls.
     replaying: Replaying,
     /// Threads that watch things outside of the program.
@@ -174,8 +185,10 @@ impl Manager {
         if config.mdns {
             nvmf.targets.values_mut().for_each(|target| target.published = Published::ByOption);
         }
+        let history = Arc::new(History::open(config.history.clone()));
         Self {
             config,
+            history,
             start: Start::new(),
             model: RwLock::new(Model { nvmf, ..Model::default() }),
             keeping: Keeping::default(),

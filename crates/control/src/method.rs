@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::absent::{US, absent};
 use crate::error::{RpcError, code};
+use crate::manager::history::{self, Caller};
 use crate::manager::{Manager, Phase};
 use crate::masked::{masked, may_hold_secret};
 use crate::params;
@@ -314,7 +315,12 @@ impl Registry {
             return Err(RpcError::new(code::INVALID_PARAMS, text));
         }
         let call = Call { manager, registry: self, method: method.name, peer };
-        let result = (method.handler)(&call, params);
+        let result = match method.access {
+            Access::Read => (method.handler)(&call, params),
+            Access::Change => {
+                history::called_by(caller(&call, params), || (method.handler)(&call, params))
+            }
+        };
         if method.access == Access::Change && !peer.is_internal {
             audit(&call, params, &result);
             if result.is_ok() {
@@ -389,8 +395,8 @@ fn tell_without_effect(method: &Method, params: Option<&RawValue>) {
 /// The longest text of parameters that an audit line shows.
 const AUDIT_TEXT_BYTES: usize = 512;
 
-/// One line for each change: who, what, and how it ended.
-fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcError>) {
+/// Parameters as a line of text, secrets masked.
+fn params_line(params: Option<&RawValue>) -> String {
     let text = params.map_or("", RawValue::get);
     let shown = match may_hold_secret(text) {
         true => {
@@ -398,8 +404,22 @@ fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcE
         }
         false => text.to_owned(),
     };
-    let text: String = shown.split_whitespace().collect::<Vec<_>>().join(" ");
-    let end = text.floor_char_boundary(AUDIT_TEXT_BYTES);
+    let mut text: String = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.truncate(text.floor_char_boundary(AUDIT_TEXT_BYTES));
+    text
+}
+
+/// The caller as the list of changes shows it.
+fn caller(call: &Call<'_>, params: Option<&RawValue>) -> Caller {
+    let Peer { via, uid, pid, is_internal, .. } = call.peer;
+    let via = if is_internal { "raceline" } else { via.word() };
+    let (via, method) = (via.to_owned(), call.method.to_owned());
+    Caller { via, uid, pid, method, params: params_line(params) }
+}
+
+/// One line for each change: who, what, and how it ended.
+fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcError>) {
+    let text = params_line(params);
     let outcome = result.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned());
     let Peer { via, uid, pid, .. } = call.peer;
     tracing::info!(
@@ -408,7 +428,7 @@ fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcE
         uid,
         pid,
         method = call.method,
-        params = %text[..end].escape_debug(),
+        params = %text.escape_debug(),
         outcome = %outcome.escape_debug(),
     );
 }

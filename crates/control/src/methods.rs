@@ -1,9 +1,12 @@
 //! The methods, one file for each family of SPDK's.
 
 mod accel;
+mod activity;
 mod bdev;
 mod cpu;
+mod events;
 mod framework;
+mod history;
 mod iobuf;
 mod iscsi;
 mod kept;
@@ -30,7 +33,10 @@ impl Registry {
             rpc::register,
             framework::register,
             log::register,
+            history::register,
             notify::register,
+            events::register,
+            activity::register,
             keyring::register,
             bdev::register,
             nvmf::register,

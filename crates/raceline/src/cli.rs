@@ -3,6 +3,7 @@
 pub(crate) mod adq;
 pub(crate) mod authentication;
 pub(crate) mod bench;
+pub(crate) mod connect;
 pub(crate) mod connections;
 pub(crate) mod device;
 pub(crate) mod doctor;
@@ -21,6 +22,7 @@ pub(crate) mod rpc;
 pub(crate) mod sandbox;
 pub(crate) mod serve;
 pub(crate) mod values;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 
@@ -70,6 +72,10 @@ pub(crate) enum Verb {
     Serve(serve::ServeArgs),
     /// List what a target offers
     Discover(host::DiscoverArgs),
+    /// Make a namespace, or a device, a disk for the programs of this machine
+    Connect(Box<connect::DiskArgs>),
+    /// End disks that `connect` has made
+    Disconnect(connect::DisconnectArgs),
     /// Show a controller and its namespaces
     Identify(host::IdentifyArgs),
     /// Copy blocks of a namespace to a file or to standard output
@@ -136,6 +142,12 @@ pub(crate) enum Verb {
     Config(manage::ConfigArgs),
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
     Rpc(rpc::RpcArgs),
+    /// Follow what happens in a daemon: connections, changes, paths, errors
+    Events(watch::EventsArgs),
+    /// Show what a daemon does, live: devices, subsystems, hosts, cores
+    Top(watch::TopArgs),
+    /// Collect what a bug report needs, without secrets
+    Support(watch::SupportArgs),
     /// Measure, and with --verify prove, what a namespace does
     Perf(Box<perf::PerfArgs>),
     /// Measure this machine's limit, and how close to it Raceline is

@@ -5,6 +5,7 @@ mod admission;
 mod adq;
 mod bench;
 mod cli;
+mod connect;
 mod demo;
 mod discover;
 mod doctor;
@@ -33,11 +34,14 @@ mod shell;
 mod signals;
 mod table;
 mod tally;
+mod watch;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
+use raceline_control::events::EventJournal;
 
 use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
@@ -56,14 +60,19 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
-    let settings = log::start(&cli.log);
+    // Only a daemon has clients that ask what has happened.
+    let is_daemon = matches!(cli.verb, Verb::Serve(_));
+    let events = is_daemon.then(Arc::<EventJournal>::default);
+    let settings = log::start(&cli.log, events.clone());
     if let Some(machine) = cli.caches {
         machine.set_current();
     }
     match cli.verb {
         Verb::Export(args) => export::run(&args),
-        Verb::Serve(args) => serve::run(&args, settings),
+        Verb::Serve(args) => serve::run(&args, settings, events.unwrap_or_default()),
         Verb::Discover(args) => discover::run(&args),
+        Verb::Connect(args) => connect::connect(&args),
+        Verb::Disconnect(args) => connect::disconnect(&args),
         Verb::Identify(args) => identify::run(&args),
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),
@@ -98,6 +107,9 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),
+        Verb::Events(args) => manage::events(&args),
+        Verb::Top(args) => manage::top(&args),
+        Verb::Support(args) => manage::support(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Adq(args) => adq::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

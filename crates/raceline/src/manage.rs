@@ -3,6 +3,7 @@
 mod bdev;
 pub(crate) mod complete;
 mod config;
+mod events;
 mod host;
 mod iscsi;
 mod namespace;
@@ -12,6 +13,8 @@ mod port;
 mod qos;
 mod steps;
 mod subsystem;
+mod support;
+mod top;
 
 use std::time::Duration;
 
@@ -28,6 +31,7 @@ use crate::table::{Table, printable};
 
 pub(crate) use bdev::run as bdev;
 pub(crate) use config::run as config;
+pub(crate) use events::run as events;
 pub(crate) use host::run as host;
 pub(crate) use iscsi::run as iscsi;
 pub(crate) use namespace::run as namespace;
@@ -36,6 +40,8 @@ pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
 pub(crate) use qos::run as qos;
 pub(crate) use subsystem::run as subsystem;
+pub(crate) use support::run as support;
+pub(crate) use top::run as top;
 
 /// The connection to a daemon.
 pub(crate) struct Daemon {

@@ -1,9 +1,11 @@
 //! `raceline serve`: a target that SPDK's clients configure, which runs until a signal.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
+use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogSettings, Logging};
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -13,6 +15,7 @@ use crate::failure::Failure;
 use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
+use crate::watch::{Core, Watch};
 use crate::{limits, log, sandbox, shell};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
@@ -32,7 +35,11 @@ struct Ready {
 }
 
 /// Serves until SIGINT or SIGTERM.
-pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
+pub(crate) fn run(
+    args: &ServeArgs,
+    settings: LogSettings,
+    events: Arc<EventJournal>,
+) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
@@ -47,6 +54,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         wait_for_rpc: args.wait_for_rpc,
         connections: args.connections.options(),
         mdns: args.mdns,
+        events,
         logging: Logging::new(settings, Box::new(log::apply)),
         beside: http.map(Prepared::into_beside),
         ..DaemonConfig::default()
@@ -55,6 +63,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
+    log::limit::start();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let daemon = Daemon::start(config).map_err(Failure::runtime)?;
     if let Some(judge) = judge {
@@ -95,6 +104,7 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
     // Twice as often as systemd requires.
     let interval = watchdog.map_or(HEALTH_INTERVAL, |limit| (limit / 2).min(HEALTH_INTERVAL));
     let mut last_sign = Instant::now();
+    let mut cores = Watch::default();
     loop {
         if let Some(signal) = interrupt.wait(interval) {
             tracing::info!("signal {signal}: draining");
@@ -108,11 +118,29 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
                 "a core of the target has stopped: see the messages above",
             ));
         }
-        if last_sign.elapsed() >= interval / 2 {
+        let verdict = cores.look(turns(daemon), Instant::now());
+        if verdict.wants_nudge {
+            daemon.manager().cores().iter().for_each(|target| target.nudge());
+        }
+        if verdict.all_turn && last_sign.elapsed() >= interval / 2 {
             tell(&[NotifyState::Watchdog]);
             last_sign = Instant::now();
         }
     }
+}
+
+/// The turns of all cores.
+fn turns(daemon: &Daemon) -> Vec<Core> {
+    let targets = daemon.manager().cores().into_iter().enumerate();
+    let cores = targets.flat_map(|(number, target)| {
+        let turns = target.turns().into_iter().enumerate();
+        let name = move |core| match number {
+            0 => format!("core {core} (thread target-{core})"),
+            _ => format!("core {core} of target {number} (thread target-{core})"),
+        };
+        turns.map(move |(core, turns)| Core { name: name(core), turns })
+    });
+    cores.collect()
 }
 
 /// Notifies systemd; without systemd this does nothing.

@@ -346,3 +346,53 @@ fn shells_complete_the_names_that_exist() {
     verbs.retain(|letter| letter != '\n');
     assert_eq!(verbs, "ns");
 }
+
+#[test]
+fn changes_are_listed_and_undone() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let saved = daemon.file("before.json");
+    daemon.ok(&["config", "save", &saved]);
+    let log = daemon.json(&["config", "log"]);
+    let newest = &log[0];
+    assert_eq!(newest["caller"]["method"], "nvmf_subsystem_add_host", "{newest}");
+    assert_eq!(newest["caller"]["via"], "socket");
+    let number = newest["number"].as_u64().unwrap();
+    assert_eq!(log.as_array().unwrap().len() as u64, number, "{log:#}");
+    // Several changes, undone at once.
+    daemon.ok(&["bdev", "rm", "m0", "--force"]);
+    daemon.ok(&["subsys", "rm", NQN]);
+    daemon.ok(&["bdev", "add", "ram:1M", "-n", "m2"]);
+    let first = (number + 1).to_string();
+    let plan = daemon.ok(&["config", "undo", &first, "--dry-run"]);
+    assert!(
+        plan.contains("bdev_malloc_delete") && plan.contains("nvmf_subsystem_add_ns"),
+        "{plan}"
+    );
+    daemon.ok(&["config", "undo", &first]);
+    daemon.ok(&["config", "diff", &saved]);
+    // The last one alone.
+    daemon.ok(&["bdev", "add", "ram:1M", "-n", "m3"]);
+    let shown = daemon.ok(&["config", "log", "--last", "1"]);
+    assert!(shown.contains("+ bdev / m3") && shown.contains("bdev_malloc_create"), "{shown}");
+    daemon.ok(&["config", "undo"]);
+    daemon.ok(&["config", "diff", &saved]);
+    assert!(daemon.refused(&["config", "undo", "9999"]).contains("change 9999 is not kept"));
+}
+
+#[test]
+fn a_core_that_sleeps_turns_when_it_is_asked_to() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let target = daemon.manager.cores().remove(0);
+    let before = target.turns();
+    target.nudge();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while target.turns().iter().zip(&before).any(|(now, before)| now <= before) {
+        assert!(std::time::Instant::now() < end, "a core does not turn");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let times = daemon.ok(&["rpc", "--raw", "raceline_get_loop_times"]);
+    let times: Value = serde_json::from_str(&times).unwrap();
+    assert!(times[0]["turns"].as_u64().unwrap() > 0, "{times}");
+}

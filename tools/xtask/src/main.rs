@@ -13,11 +13,14 @@ mod fuzz;
 mod interop;
 mod lint;
 mod modules;
+mod nbd;
 mod netns;
 mod node;
 mod official;
 mod origin;
+mod package;
 mod packaging;
+mod page;
 mod papers;
 mod placement;
 mod quiet;
@@ -119,6 +122,8 @@ enum Verb {
     Capi,
     /// Build the fio engine, target/release/libraceline_fio.so.
     Fio,
+    /// Build the Debian package, the OCI image and the bill of materials from the release build.
+    Package(package::Options),
     /// Write docs/RPC.md from the methods that the daemon has.
     RpcDocs,
     /// Cut the paths of our host to two daemons, and print after which times reads and writes went on.
@@ -221,6 +226,10 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
         Verb::TestCu(options) => one("iscsi-test-cu", Box::new(|| test_cu::run(&tree, &options))),
         Verb::Cuts(options) => one("host-cuts", Box::new(|| cuts::run(&tree, &options))),
+        Verb::Package(options) => {
+            package::build(&tree, &options)?;
+            true
+        }
         Verb::RpcDocs => {
             rpc_docs::write(&tree.root)?;
             true
@@ -341,6 +350,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             true,
             Box::new(|| papers::run(tree)),
         ),
+        step("page", "the page of a daemon, in a browser", false, Box::new(|| page::run(tree))),
         step(
             "fio-engine",
             "Debian's fio over our engine, with verify",
@@ -352,6 +362,27 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             "SPDK's own clients drive a daemon",
             true,
             Box::new(|| official::run(tree)),
+        ),
+        step(
+            "packages",
+            "packages, made twice, installed, upgraded and removed",
+            true,
+            Box::new(|| package::run(tree)),
+        ),
+        Step {
+            on_request: true,
+            ..step(
+                "packages-roots",
+                "the package in clean roots of Debian 12 and 13",
+                false,
+                Box::new(|| package::run_in_roots(tree)),
+            )
+        },
+        step(
+            "nbd",
+            "QEMU's tools, libnbd's and fio on disks that connect makes",
+            true,
+            Box::new(|| nbd::run(tree)),
         ),
         step(
             "iscsi-test-cu",
@@ -431,11 +462,18 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Iscsi,
             "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
         ),
+        (
+            "kernel-6.12-disk",
+            Kernel::V6_12,
+            Part::Disk,
+            "the NBD client of Linux 6.12 on a disk that connect makes",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        // Of the older kernel only the host runs always: the newer one shows the rest.
-        let on_request = kernel == Kernel::V6_1 && part != Part::Host;
+        // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
+        // the kernel's client does.
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

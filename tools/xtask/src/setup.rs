@@ -18,7 +18,7 @@ struct Need {
 const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 19] = [
+const NEEDS: &[Need] = &[
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -37,7 +37,16 @@ const NEEDS: [Need; 19] = [
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
     Need { program: "python3-zeroconf", package: "python3-zeroconf", steps: "tests" },
     Need { program: "prometheus", package: "prometheus", steps: "tests" },
+    Need { program: "dpkg-deb", package: "dpkg", steps: "packages" },
+    Need { program: "strip", package: "binutils", steps: "packages" },
+    Need { program: "systemd-sysusers", package: "systemd", steps: "packages" },
+    Need { program: "debootstrap", package: "debootstrap", steps: "packages-roots" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
+    Need { program: "qemu-img", package: "qemu-utils", steps: "nbd" },
+    Need { program: "qemu-io", package: "qemu-utils", steps: "nbd" },
+    Need { program: "nbdcopy", package: "libnbd-bin", steps: "nbd" },
+    Need { program: "nbdsh", package: "python3-libnbd", steps: "nbd" },
+    Need { program: "fio", package: "fio", steps: "nbd" },
 ];
 
 fn missing() -> Vec<&'static Need> {
@@ -52,7 +61,7 @@ fn is_there(program: &str) -> bool {
     }
 }
 
-/// The reason why a group of steps ("kernel", "tshark", "cost", "placement", "spdk-client",
+/// The reason why a group of steps ("packages", "kernel", "tshark", "cost", "placement", "spdk-client",
 /// "iscsi-test-cu", "fio-engine", "papers-report") cannot run on this machine, if there is one.
 pub(crate) fn missing_for(steps: &str) -> Option<String> {
     let programs: Vec<&str> =

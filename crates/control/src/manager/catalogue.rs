@@ -235,6 +235,14 @@ impl Catalogue {
         self.entries.get(key).map(|(_, entry)| entry)
     }
 
+    /// The entry of that name and those that it owns, in the order in which they were made.
+    pub(super) fn owned(&self, key: &Key) -> Vec<(&Key, &Entry)> {
+        let from_here = self.entries.range(key.clone()..);
+        let mut owned: Vec<_> = from_here.take_while(|(owned, _)| owned.begins_with(key)).collect();
+        owned.sort_by_key(|(_, (place, _))| *place);
+        owned.into_iter().map(|(key, (_, entry))| (key, entry)).collect()
+    }
+
     /// How many entries there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -270,13 +278,7 @@ impl Catalogue {
     }
 
     fn remove(&mut self, key: &Key) {
-        let owned: Vec<Key> = self
-            .entries
-            .range(key.clone()..)
-            .map(|(owned, _)| owned)
-            .take_while(|owned| owned.begins_with(key))
-            .cloned()
-            .collect();
+        let owned: Vec<Key> = self.owned(key).into_iter().map(|(owned, _)| owned.clone()).collect();
         for key in owned {
             self.leave_base(&key);
             if let Some((place, _)) = self.entries.remove(&key) {

@@ -25,6 +25,11 @@ impl Keeping {
         lock(&self.changing)
     }
 
+    /// Keeps records from being added while the returned guard lives.
+    pub(super) fn hold_order(&self) -> MutexGuard<'_, ()> {
+        lock(&self.in_order)
+    }
+
     /// The journal's position after the last change.
     pub(super) fn position(&self) -> u64 {
         self.position.load(Ordering::Acquire)
@@ -72,6 +77,9 @@ impl Manager {
         let has_records = keep && !records.is_empty();
         let _in_order = lock(&self.keeping.in_order);
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
+        if keep {
+            self.note_change(&records);
+        }
         let mut model = self.model_mut();
         // The effect has happened, whatever the journal says.
         records.into_iter().for_each(|record| model.catalogue.apply(record));
@@ -101,6 +109,7 @@ impl Manager {
         let position = {
             let _in_order = lock(&self.keeping.in_order);
             let position = self.config.journal.keep(&record).map_err(ManagerError::Journal)?;
+            self.note_change(std::slice::from_ref(&record));
             let mut model = self.model_mut();
             model.catalogue.apply(record);
             effect(&mut model);
@@ -135,6 +144,7 @@ impl Manager {
     pub fn close_journal(&self) -> Result<(), JournalError> {
         let _one_at_a_time = self.keeping.hold_changes();
         let _in_order = lock(&self.keeping.in_order);
+        self.history.save();
         self.config.journal.close(&self.model().catalogue)
     }
 }
@@ -168,6 +178,13 @@ impl Change<'_> {
 
     /// Adds an event for clients that ask for notifications.
     pub fn notify(&mut self, kind: EventKind, context: &str) {
+        let name = context;
+        match kind {
+            EventKind::BdevRegister => tracing::info!(event = "device", name, "a device has come"),
+            EventKind::BdevUnregister => {
+                tracing::info!(event = "device", name, "a device has gone");
+            }
+        }
         self.events.push((kind, context.to_owned()));
     }
 }

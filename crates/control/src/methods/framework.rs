@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{RpcError, code};
-use crate::manager::catalogue::{Entry, Section};
+use crate::manager::catalogue::{Catalogue, Entry, Section};
 use crate::masked::without_secrets;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
@@ -72,8 +72,15 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
         let text = format!("Subsystem '{}' not found", params.name);
         RpcError::new(code::INVALID_PARAMS, text)
     })?;
-    let model = call.manager.model();
-    let entries = model.catalogue.section(section);
+    Ok(section_calls(call, &call.manager.model().catalogue, section))
+}
+
+/// The calls that make a section of a configuration, as the caller may see them.
+pub(super) fn section_calls(
+    call: &Call<'_>,
+    catalogue: &Catalogue,
+    section: Section,
+) -> Vec<Value> {
     let describe = |entry: &Entry| match &entry.params {
         // SPDK's programs cannot read a configuration with null in place of parameters.
         Value::Null => vec![json!({ "method": entry.method })],
@@ -81,7 +88,7 @@ fn get_config(call: &Call<'_>, params: GetConfig) -> Result<Vec<Value>, RpcError
         params if call.peer.role != Role::Admin => calls(&entry.method, &without_secrets(params)),
         params => calls(&entry.method, params),
     };
-    Ok(entries.flat_map(describe).collect())
+    catalogue.section(section).flat_map(describe).collect()
 }
 
 /// The calls that an entry stands for: SPDK's programs attach each path of a controller by a call of its own.

@@ -19,6 +19,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.read("framework_get_reactors", States::Runtime, reactors);
     registry.read("framework_get_governor", States::Runtime, get_governor);
     registry.read("thread_get_stats", States::Runtime, stats);
+    registry.read("raceline_get_loop_times", States::Runtime, loop_times);
     registry.read("thread_get_pollers", States::Runtime, pollers);
     registry.read("thread_get_io_channels", States::Runtime, io_channels);
 }
@@ -33,6 +34,18 @@ pub(super) struct Thread {
     mask: String,
     counts: LoopSnapshot,
     channels: Vec<String>,
+}
+
+impl Thread {
+    /// The CPU that it runs on, or its number if it is not bound.
+    pub(super) fn core(&self) -> usize {
+        self.core
+    }
+
+    /// What its loop has done.
+    pub(super) fn counts(&self) -> &LoopSnapshot {
+        &self.counts
+    }
 }
 
 /// The threads of all targets; a target that nothing is reached by has none yet.
@@ -105,6 +118,28 @@ fn stats(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
     };
     let threads: Vec<Value> = threads(call.manager).into_iter().map(describe).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "threads": threads }))
+}
+
+/// How long the turns of each core take: a core serves nothing else while a turn goes on.
+fn loop_times(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
+    let describe = |thread: Thread| {
+        let counts = &thread.counts;
+        let bucket = |(power, count): (usize, &u64)| {
+            (*count > 0).then(|| json!({ "below_ns": 1_u64 << (power + 1), "count": count }))
+        };
+        let histogram: Vec<Value> = counts.buckets.iter().enumerate().filter_map(bucket).collect();
+        json!({
+            "name": thread.name,
+            "id": thread.id,
+            "cpu": thread.cpu,
+            "turns": counts.turns,
+            "busy_turns": counts.busy_turns,
+            "busy_ns": ticks(counts.busy),
+            "longest_ns": ticks(counts.longest),
+            "histogram": histogram,
+        })
+    };
+    Ok(threads(call.manager).into_iter().map(describe).collect())
 }
 
 /// A core has one loop, which counts as its one poller.

@@ -581,6 +581,23 @@ pub(crate) enum ConfigVerb {
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         with: Option<PathBuf>,
     },
+    /// List the last changes, newest first: when, by whom, and what
+    Log {
+        /// How many
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        last: usize,
+    },
+    /// Go back to the configuration before a change
+    ///
+    /// Undoing is a change, too: config log lists its calls, and they can be undone.
+    Undo {
+        /// The number of the change in config log: this one and all later ones are undone [default: the last one]
+        #[arg(value_name = "NUMBER")]
+        number: Option<u64>,
+        /// Print the calls and make none
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Remove everything that is exported and every device; settings stay
     Clear {
         /// Do not ask

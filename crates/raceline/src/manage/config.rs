@@ -1,5 +1,7 @@
 //! `raceline config`: the whole configuration of a daemon, saved, compared, restored and cleared.
 
+mod past;
+
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -37,6 +39,8 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<(), Failure> {
         ConfigVerb::Diff { file, .. } => {
             diff(&running(&mut daemon)?, &compared(file)?, daemon.output)
         }
+        ConfigVerb::Log { last } => past::log(&mut daemon, *last),
+        ConfigVerb::Undo { number, dry_run } => past::undo(&mut daemon, *number, *dry_run),
         ConfigVerb::Clear { yes } => clear(&mut daemon, *yes),
     }
 }

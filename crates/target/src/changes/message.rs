@@ -45,6 +45,8 @@ pub(crate) enum Message {
         streams: Option<Arc<dyn StreamProvider>>,
         reply: Reply<Result<SocketAddr, TargetError>>,
     },
+    /// Control: turn once.
+    Nudge,
     /// Control: stop listening.
     CloseListener { address: SocketAddr, reply: Reply<()> },
     /// Control: open a device's channel, before any snapshot shows it.

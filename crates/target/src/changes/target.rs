@@ -98,6 +98,18 @@ impl Target {
         self.cores.iter().all(ReactorHandle::is_running)
     }
 
+    /// How often the loop of each core has turned. Waits for nothing, so it also answers while a core is stuck.
+    #[must_use]
+    pub fn turns(&self) -> Vec<u64> {
+        self.cores.iter().map(|core| core.stats().snapshot().turns).collect()
+    }
+
+    /// Has each core turn once, unless it is stuck. Does not wait.
+    pub fn nudge(&self) {
+        let shared = &self.control.shared;
+        (0..shared.cores()).for_each(|core| shared.send(core, Message::Nudge));
+    }
+
     /// Stops: no new connections, commands in flight finish, connections close, cores end.
     ///
     /// # Errors

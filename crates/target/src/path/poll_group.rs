@@ -502,6 +502,8 @@ impl Service for PollGroup {
                     .map_err(|error| TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }
+            // It has turned.
+            Message::Nudge => {}
             Message::CloseListener { address, reply } => {
                 self.close_listener(cx, address);
                 let _ = reply.send((self.core.index, ()));

@@ -1,0 +1,313 @@
+//! The packages step: the packages are the same when they are made again, and install, upgrade and remove cleanly.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::deb::PROGRAM;
+use super::image::USER;
+use super::{Packages, make};
+use crate::child::Task;
+use crate::raceline::Tree;
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// The releases of Debian in whose clean roots the package is installed on request.
+const SUITES: [&str; 2] = ["bookworm", "trixie"];
+/// Where Debian is.
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// Time for a clean root, in seconds.
+const ROOT_LIMIT_S: u64 = 300;
+
+/// Runs the checks that need no network.
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    if let Some(why) = setup::missing_for("packages") {
+        return setup::cannot(&why);
+    }
+    if !setup::is_root() {
+        return Ok(Outcome::Skipped("only root can install packages".to_owned()));
+    }
+    let scratch = tree.scratch("packages")?;
+    let binary = tree.binary()?;
+    let made = make(tree, binary, &scratch.join("first"))?;
+    let mut checks = Checks::default();
+    checks.run("licences-and-origins", || {
+        let supply = super::supply::Supply::read(&tree.root)?;
+        supply.check()?;
+        println!("# {} crates", supply.count());
+        Ok(())
+    });
+    checks.run("the-same-again", || the_same_again(tree, binary, &made, &scratch));
+    checks.run("files", || files(&made));
+    let root = scratch.join("root");
+    checks.run("install-upgrade-remove", || life(&made, &root));
+    checks.run("image", || image(&made, &scratch.join("image")));
+    let outcome = checks.outcome();
+    std::fs::remove_dir_all(&scratch)?;
+    outcome
+}
+
+/// Two builds of the packages from one program are equal, byte for byte.
+fn the_same_again(tree: &Tree, binary: &Path, made: &Packages, scratch: &Path) -> Result<()> {
+    let again = make(tree, binary, &scratch.join("second"))?;
+    for (one, other) in
+        [(&made.deb, &again.deb), (&made.image, &again.image), (&made.sbom, &again.sbom)]
+    {
+        ensure!(std::fs::read(one)? == std::fs::read(other)?, "{} differs", one.display());
+    }
+    Ok(())
+}
+
+/// dpkg reads the package, and finds what belongs into it.
+fn files(made: &Packages) -> Result<()> {
+    let deb = made.deb.to_string_lossy();
+    let fields = Task::new("dpkg-deb").args(["--field", &deb]).check()?.stdout;
+    for field in ["Package: raceline", "Depends: libc6 (>= 2.", "Section: admin"] {
+        ensure!(fields.contains(field), "no `{field}` in the control file:\n{fields}");
+    }
+    let list = Task::new("dpkg-deb").args(["--contents", &deb]).check()?.stdout;
+    for file in [
+        "./usr/bin/raceline",
+        "./usr/share/man/man1/raceline-export.1.gz",
+        "./usr/share/bash-completion/completions/raceline",
+        "./usr/lib/systemd/system/raceline.service",
+        "./usr/lib/sysusers.d/raceline.conf",
+        "./usr/share/doc/raceline/copyright",
+        "./usr/share/doc/raceline/licences.txt.gz",
+        "./usr/share/doc/raceline/sbom.cdx.json.gz",
+        "./etc/default/raceline",
+    ] {
+        ensure!(list.lines().any(|line| line.ends_with(file)), "no {file} in the package:\n{list}");
+    }
+    // Permissions stand first: `s` in them gives the rights of the owner.
+    let is_strange = |line: &&str| {
+        !line.contains(" root/root ")
+            || line.split(' ').next().is_some_and(|mode| mode.contains('s'))
+    };
+    let strange = list.lines().find(is_strange);
+    ensure!(strange.is_none(), "a file is not plainly root's: {strange:?}");
+    Ok(())
+}
+
+/// Installs the package into a root of its own with this machine's dpkg, upgrades, removes and purges it.
+fn life(made: &Packages, root: &Path) -> Result<()> {
+    for folder in ["var/lib/dpkg/info", "var/lib/dpkg/updates"] {
+        std::fs::create_dir_all(root.join(folder))?;
+    }
+    for file in ["status", "available"] {
+        std::fs::write(root.join("var/lib/dpkg").join(file), "")?;
+    }
+    let dpkg = |args: &[&str]| {
+        let base = [
+            format!("--root={}", root.display()),
+            format!("--log={}", root.join("dpkg.log").display()),
+            "--force-script-chrootless,depends,confold".to_owned(),
+        ];
+        let words = base.iter().map(String::as_str).chain(args.iter().copied());
+        Task::new("dpkg").args(words).limit(120).check()
+    };
+    let deb = made.deb.to_string_lossy().into_owned();
+    dpkg(&["--install", &deb])?;
+    let program = root.join(PROGRAM);
+    let version = Task::new(&program).args(["--version"]).check()?.stdout;
+    ensure!(version.starts_with("raceline "), "--version says {version}");
+    let state = root.join("var/lib/raceline");
+    served(&program, &state, true)?;
+    // An administrator's settings and the state outlive an upgrade, a removal and a purge.
+    let defaults = root.join("etc/default/raceline");
+    std::fs::write(&defaults, "RACELINE_OPTIONS=\"-m [0]\"\n")?;
+    dpkg(&["--install", &deb])?;
+    ensure!(
+        std::fs::read_to_string(&defaults)?.contains("-m [0]"),
+        "the upgrade replaced settings"
+    );
+    served(&program, &state, false)?;
+    damaged(&program, &state)?;
+    dpkg(&["--remove", "raceline"])?;
+    ensure!(
+        !program.exists() && defaults.exists(),
+        "the removal left the program, or took settings"
+    );
+    dpkg(&["--purge", "raceline"])?;
+    ensure!(!defaults.exists(), "the purge left {}", defaults.display());
+    let left = left_over(root)?;
+    ensure!(left.is_empty(), "the package left files behind: {left:?}");
+    ensure!(state.join("lock").exists(), "the purge took the state");
+    Ok(())
+}
+
+/// Serves with a state directory: at first makes a device, later finds it.
+fn served(program: &Path, state: &Path, is_first: bool) -> Result<()> {
+    let socket = state.with_extension("sock");
+    let words = [socket.to_string_lossy().into_owned(), state.to_string_lossy().into_owned()];
+    let mut daemon =
+        Task::new(program).args(["serve", "-r", &words[0], "--state-dir", &words[1]]).start()?;
+    daemon.wait_for("\"ready\":true", 60)?;
+    let verb = |args: &[&str]| {
+        let all = ["-s", &words[0]];
+        let words = args.iter().copied().chain(all);
+        Task::new(program).args(words).limit(60).check()
+    };
+    if is_first {
+        verb(&["bdev", "add", "ram:1M", "--name", "kept"])?;
+    }
+    let listed = verb(&["bdev", "ls"])?.stdout;
+    ensure!(listed.contains("kept"), "the state does not have the device: {listed}");
+    daemon.signal("TERM");
+    let ended = daemon.wait()?;
+    ensure!(ended.success(), "the daemon ended badly ({}): {}", ended.why(), ended.tail(5));
+    Ok(())
+}
+
+/// A damaged state directory is refused with its file and a remedy, and is as it was when the damage is undone.
+fn damaged(program: &Path, state: &Path) -> Result<()> {
+    let is_config = |name: &str| name.starts_with("config-");
+    let mut names: Vec<String> = std::fs::read_dir(state)?
+        .filter_map(|file| file.ok()?.file_name().into_string().ok())
+        .filter(|name| is_config(name))
+        .collect();
+    names.sort_by_key(|name| (name.len(), name.clone()));
+    let newest = state.join(names.last().context("the state has no configuration")?);
+    let whole = std::fs::read(&newest)?;
+    let mut torn = whole.clone();
+    let middle = torn.len() / 2;
+    torn[middle] ^= 0x20;
+    std::fs::write(&newest, torn)?;
+    let socket = state.with_extension("sock");
+    let words = [socket.to_string_lossy().into_owned(), state.to_string_lossy().into_owned()];
+    let task = Task::new(program).args(["serve", "-r", &words[0], "--state-dir", &words[1]]);
+    let ended = task.limit(60).run()?;
+    ensure!(
+        ended.status.is_some_and(|status| status.code() == Some(1)),
+        "it did not refuse: {}",
+        ended.why()
+    );
+    let name = newest.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ensure!(ended.output.contains(&name), "the refusal does not name {name}: {}", ended.tail(5));
+    std::fs::write(&newest, whole)?;
+    served(program, state, false)
+}
+
+/// The files below a root that are neither state, nor dpkg's, nor of the machine.
+fn left_over(root: &Path) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            let is_known = [
+                "var/lib/dpkg",
+                "var/lib/raceline",
+                "dpkg.log",
+                "etc/passwd",
+                "etc/group",
+                "etc/shadow",
+                "etc/gshadow",
+                "etc/.pwd.lock",
+                "etc/subuid",
+                "etc/subgid",
+            ]
+            .iter()
+            .any(|known| name.starts_with(known));
+            match path.symlink_metadata()?.is_dir() {
+                _ if is_known => {}
+                true => folders.push(path),
+                false => left.push(name),
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// The image is a layout that unpacks, and its program runs as its user with nothing else around.
+fn image(made: &Packages, to: &Path) -> Result<()> {
+    let (layout, root) = (to.join("layout"), to.join("root"));
+    for folder in [&layout, &root] {
+        std::fs::create_dir_all(folder)?;
+    }
+    let unpack = |archive: &Path, to: &Path| {
+        let (archive, to) =
+            (archive.to_string_lossy().into_owned(), to.to_string_lossy().into_owned());
+        Task::new("tar")
+            .args(["--extract", "--same-owner", "--file", &archive, "--directory", &to])
+            .check()
+    };
+    unpack(&made.image, &layout)?;
+    let blob = |descriptor: &serde_json::Value| -> Result<std::path::PathBuf> {
+        let digest = descriptor["digest"].as_str().context("a blob without a digest")?;
+        let file = layout.join("blobs").join(digest.replace(':', "/"));
+        let sum = Task::new("sha256sum").args([&file]).check()?.stdout;
+        ensure!(
+            digest.ends_with(sum.split_whitespace().next().unwrap_or("none")),
+            "{digest} is {sum}"
+        );
+        Ok(file)
+    };
+    let read = |file: &Path| -> Result<serde_json::Value> {
+        Ok(serde_json::from_slice(&std::fs::read(file)?)?)
+    };
+    let manifest = read(&blob(&read(&layout.join("index.json"))?["manifests"][0])?)?;
+    let config = read(&blob(&manifest["config"])?)?;
+    ensure!(config["config"]["User"] == format!("{USER}:{USER}"), "another user: {config}");
+    unpack(&blob(&manifest["layers"][0])?, &root)?;
+    ensure!(!root.join("bin/sh").exists(), "the image has a shell");
+    // Default filters of containers forbid io_uring; the program must do without.
+    let root_text = root.to_string_lossy().into_owned();
+    let user = format!("--userspec={USER}:{USER}");
+    let words =
+        [user.as_str(), &root_text, "/usr/bin/raceline", "demo", "--seconds", "2", "--io", "epoll"];
+    let ended = Task::new("chroot").args(words).limit(120).check()?;
+    ensure!(!ended.stdout.trim().is_empty(), "demo prints nothing");
+    Ok(())
+}
+
+/// Installs, uses, removes and purges the package in clean roots of Debian, with their own apt.
+pub(crate) fn run_in_roots(tree: &Tree) -> Result<Outcome> {
+    if let Some(why) = setup::missing_for("packages-roots") {
+        return setup::cannot(&why);
+    }
+    if !setup::is_root() {
+        return Ok(Outcome::Skipped("only root can make a root".to_owned()));
+    }
+    let scratch = tree.scratch("packages-roots")?;
+    let made = make(tree, tree.binary()?, &scratch.join("made"))?;
+    let mut checks = Checks::default();
+    for suite in SUITES {
+        checks.run(suite, || in_root(&made, suite, &scratch.join(suite)));
+    }
+    let outcome = checks.outcome();
+    std::fs::remove_dir_all(&scratch)?;
+    outcome
+}
+
+/// What is done in a clean root. Nothing in it is told to ask.
+const IN_ROOT: &str = "set -e; export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
+apt-get install -y --no-install-recommends /raceline.deb
+id raceline
+raceline export ram:64M -l 127.0.0.1:0 --nqn nqn.2026-01.io.raceline:root > /ready & EXPORT=$!
+for turn in $(seq 300); do grep -q ready /ready && break; sleep 0.1; done
+PORT=$(grep -o '127.0.0.1:[0-9]*' /ready | head -1 | cut -d: -f2)
+raceline perf -a 127.0.0.1 -s $PORT -n nqn.2026-01.io.raceline:root --rw randrw --verify --runtime 2 --bs 4k
+kill $EXPORT; wait $EXPORT || true
+apt-get purge -y raceline
+test ! -e /usr/bin/raceline && test ! -e /etc/default/raceline
+echo the-root-is-clean";
+
+fn in_root(made: &Packages, suite: &str, root: &Path) -> Result<()> {
+    let root_text = root.to_string_lossy().into_owned();
+    Task::new("debootstrap")
+        .args(["--variant=minbase", suite, &root_text, MIRROR])
+        .limit(ROOT_LIMIT_S)
+        .check()?;
+    std::fs::copy(&made.deb, root.join("raceline.deb"))?;
+    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))?;
+    let words = [root_text.as_str(), "/bin/sh", "-c", IN_ROOT];
+    let ended = Task::new("chroot").args(words).limit(ROOT_LIMIT_S).run()?;
+    let is_clean = ended.success() && ended.stdout.contains("the-root-is-clean");
+    ensure!(is_clean, "{suite} ({}):\n{}", ended.why(), ended.tail(15));
+    // What still runs there would keep its folder.
+    std::thread::sleep(Duration::from_millis(100));
+    Ok(())
+}

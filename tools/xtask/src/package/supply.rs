@@ -1,0 +1,267 @@
+//! What the program is made of: its crates, their licences and origins; the bill of materials.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::child::Task;
+
+/// Licences under which a crate may be, as SPDX names them. All of them permit what the program does.
+const LICENCES: [&str; 12] = [
+    "MIT",
+    "MIT-0",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Zlib",
+    "0BSD",
+    "Unicode-3.0",
+    "CC0-1.0",
+    "OpenSSL",
+];
+/// The only place, besides this repository, from which crates may come.
+const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
+/// The beginnings of names of files with texts of licences.
+const TEXTS: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
+/// The largest text of a licence.
+const MOST_TEXT_BYTES: u64 = 256 << 10;
+
+/// A crate that is in the program.
+#[derive(Clone, Debug)]
+struct Crate {
+    name: String,
+    version: String,
+    licence: String,
+    /// `None`: of this repository.
+    source: Option<String>,
+    folder: PathBuf,
+}
+
+/// All crates in the program.
+pub(super) struct Supply {
+    /// The program's version.
+    pub(super) version: String,
+    crates: Vec<Crate>,
+}
+
+impl Supply {
+    /// Asks cargo.
+    pub(super) fn read(root: &Path) -> Result<Self> {
+        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let args = ["metadata", "--locked", "--format-version=1", "--filter-platform", &platform];
+        let ended = Task::new("cargo").args(args).dir(root).limit(120).check()?;
+        Self::of(&serde_json::from_str(&ended.stdout)?)
+    }
+
+    /// The crates that the program is linked from, by cargo's description.
+    fn of(metadata: &Value) -> Result<Self> {
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let nodes: BTreeMap<String, Value> = list(&metadata["resolve"]["nodes"])
+            .into_iter()
+            .map(|node| (text(&node["id"]), node))
+            .collect();
+        let packages: BTreeMap<String, Value> = list(&metadata["packages"])
+            .into_iter()
+            .map(|package| (text(&package["id"]), package))
+            .collect();
+        let program = packages.iter().find(|(_, package)| package["name"] == "raceline");
+        let (id, program) = program.context("cargo metadata does not know the program")?;
+        let (mut linked, mut left) = (BTreeSet::new(), vec![id.clone()]);
+        while let Some(id) = left.pop() {
+            let node =
+                nodes.get(&id).with_context(|| format!("cargo metadata does not resolve {id}"))?;
+            for dependency in list(&node["deps"]) {
+                let is_linked =
+                    list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+                if is_linked && !linked.contains(&text(&dependency["pkg"])) {
+                    left.push(text(&dependency["pkg"]));
+                }
+            }
+            linked.insert(id);
+        }
+        let describe = |id: &String| {
+            let package = &packages[id];
+            Crate {
+                name: text(&package["name"]),
+                version: text(&package["version"]),
+                licence: text(&package["license"]).replace('/', " OR "),
+                source: package["source"].as_str().map(str::to_owned),
+                folder: Path::new(&text(&package["manifest_path"]))
+                    .parent()
+                    .map(Path::to_owned)
+                    .unwrap_or_default(),
+            }
+        };
+        let crates = linked.iter().map(describe).collect();
+        Ok(Self { version: text(&program["version"]), crates })
+    }
+
+    /// Every crate must be under a licence of the list, and from the registry.
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong: Vec<String> = self.crates.iter().filter_map(problem).collect();
+        ensure!(wrong.is_empty(), "crates that may not be in the program: {}", wrong.join("; "));
+        ensure!(self.crates.len() > 50, "only {} crates were found", self.crates.len());
+        Ok(())
+    }
+
+    /// How many crates there are.
+    pub(super) fn count(&self) -> usize {
+        self.crates.len()
+    }
+
+    /// The bill of materials, CycloneDX 1.5.
+    pub(super) fn sbom(&self) -> Result<Vec<u8>> {
+        let component = |one: &Crate, kind: &str| {
+            let purl = format!("pkg:cargo/{}@{}", one.name, one.version);
+            json!({
+                "type": kind, "bom-ref": purl, "name": one.name, "version": one.version, "purl": purl,
+                "licenses": [{ "expression": one.licence }],
+            })
+        };
+        let is_program = |one: &&Crate| one.name == "raceline";
+        let program = self.crates.iter().find(is_program).context("the program is no crate")?;
+        let others = self.crates.iter().filter(|one| !is_program(one));
+        let components: Vec<Value> = others.map(|one| component(one, "library")).collect();
+        let document = json!({
+            "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+            "metadata": { "component": component(program, "application") },
+            "components": components,
+        });
+        Ok(serde_json::to_vec_pretty(&document)?)
+    }
+
+    /// Debian's file of copyrights: ours, and a line for each crate.
+    pub(super) fn copyright(&self) -> String {
+        let mut text = String::from(
+            "Raceline is free software under the MIT licence or the Apache licence 2.0, at your choice. On Debian,\n\
+             the latter is in /usr/share/common-licenses/Apache-2.0. The program contains these crates; the texts of\n\
+             their licences are in licences.txt.gz beside this file:\n\n",
+        );
+        for one in self.crates.iter().filter(|one| one.source.is_some()) {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{} {}: {}", one.name, one.version, one.licence);
+        }
+        text
+    }
+
+    /// The texts of all licences, each once, with the crates that have it.
+    pub(super) fn texts(&self, root: &Path) -> Result<String> {
+        let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let ours = [(root.to_owned(), "raceline".to_owned())];
+        let others = self.crates.iter().filter(|one| one.source.is_some());
+        let others =
+            others.map(|one| (one.folder.clone(), format!("{} {}", one.name, one.version)));
+        for (folder, name) in ours.into_iter().chain(others) {
+            for file in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+                let file = file?;
+                let upper = file.file_name().to_string_lossy().to_uppercase();
+                let is_text = TEXTS.iter().any(|beginning| upper.starts_with(beginning));
+                if is_text
+                    && file.file_type()?.is_file()
+                    && file.metadata()?.len() <= MOST_TEXT_BYTES
+                {
+                    let text =
+                        String::from_utf8_lossy(&std::fs::read(file.path())?).trim().to_owned();
+                    by_text.entry(text).or_default().insert(name.clone());
+                }
+            }
+        }
+        let mut all = String::new();
+        for (text, names) in by_text {
+            let names: Vec<String> = names.into_iter().collect();
+            let _ = write!(all, "==== {}\n\n{text}\n\n", names.join(", "));
+        }
+        Ok(all)
+    }
+}
+
+/// Why a crate may not be in the program.
+fn problem(one: &Crate) -> Option<String> {
+    let Crate { name, version, licence, source, .. } = one;
+    if source.as_deref().is_some_and(|source| source != REGISTRY) {
+        return Some(format!(
+            "{name} {version} comes from {}",
+            source.as_deref().unwrap_or_default()
+        ));
+    }
+    (!permits(licence)).then(|| format!("{name} {version} is under `{licence}`"))
+}
+
+/// Whether an expression of SPDX leaves a choice of licences that are all in the list.
+fn permits(expression: &str) -> bool {
+    // OR binds least; a bracket is a whole of its own.
+    let parts = |text: &str, word: &str| -> Vec<String> {
+        let (mut parts, mut depth) = (vec![String::new()], 0_usize);
+        for token in text.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
+            match token {
+                "(" => depth += 1,
+                ")" => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth == 0 && token == word {
+                parts.push(String::new());
+            } else if let Some(last) = parts.last_mut() {
+                last.push_str(if last.is_empty() { "" } else { " " });
+                last.push_str(token);
+            }
+        }
+        parts
+    };
+    let choices = parts(expression, "OR");
+    if choices.len() > 1 {
+        return choices.iter().any(|choice| permits(choice));
+    }
+    let needs = parts(expression, "AND");
+    if needs.len() > 1 {
+        return needs.iter().all(|need| permits(need));
+    }
+    let one = expression.trim();
+    match one.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
+        Some(inner) => permits(inner.trim()),
+        None => LICENCES.contains(&one),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_permits_if_a_choice_does() {
+        for (expression, is_permitted) in [
+            ("MIT", true),
+            ("GPL-3.0-only OR MIT", true),
+            ("MIT AND GPL-3.0-only", false),
+            ("(MIT OR GPL-3.0-only) AND Unicode-3.0", true),
+            ("(MIT AND GPL-3.0-only) OR LGPL-2.1-only", false),
+            ("Apache-2.0 WITH LLVM-exception", true),
+            ("ISC AND (Apache-2.0 OR ISC) AND OpenSSL", true),
+            ("", false),
+        ] {
+            assert_eq!(permits(expression), is_permitted, "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_crate_from_elsewhere_is_named() {
+        let mut one = Crate {
+            name: "x".to_owned(),
+            version: "1.0.0".to_owned(),
+            licence: "MIT".to_owned(),
+            source: Some(REGISTRY.to_owned()),
+            folder: PathBuf::new(),
+        };
+        assert_eq!(problem(&one), None);
+        one.source = Some("git+https://example.org/x".to_owned());
+        assert!(problem(&one).unwrap().contains("git+https://example.org/x"));
+        one.source = None;
+        one.licence = "AGPL-3.0-only".to_owned();
+        assert_eq!(problem(&one).unwrap(), "x 1.0.0 is under `AGPL-3.0-only`");
+    }
+}
