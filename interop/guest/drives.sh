@@ -340,6 +340,6 @@ for WAY in block passthrough; do
     check $WAY-end 60 the_end
 done
 check plugged-in 120 plugged_in
-check moves 60 moves
+check moves 120 moves
 [ ! -s $FAILED ] || tail -n 30 /tmp/serve.err | sed 's/^/# serve: /'
 finish
