@@ -95,7 +95,7 @@ function compare(now, before) {
     const old = past.bdevs[name] || [];
     const d = (at) => delta(row[at], old[at]) / seconds;
     const timed = d(0) + d(1);
-    const one = { iops: timed + d(2), read: d(3), write: d(4), average: timed > 0 ? (d(5) + d(6)) / timed : null, errors: row[7] };
+    const one = { iops: timed + d(2), read: d(3), write: d(4), average: d(5) + d(6) > 0 ? (d(5) + d(6)) / Math.max(timed, 1e-9) : null, errors: row[7] };
     devices.set(name, one);
     total.iops += one.iops; total.read += one.read; total.write += one.write;
     total.ns += d(5) + d(6); total.timed += timed;
@@ -117,7 +117,7 @@ function compare(now, before) {
   const useful = cores.reduce((sum, core) => sum + core.useful, 0);
   return {
     devices, hosts, cores, counts, iops: total.iops, read: total.read, write: total.write,
-    average: total.timed > 0 ? total.ns / total.timed : null,
+    average: total.ns > 0 ? total.ns / Math.max(total.timed, 1e-9) : null,
     p50: percentile(now.latency.borders_ns, counts, 0.5), p99: percentile(now.latency.borders_ns, counts, 0.99),
     spent: delta(now.cpu_ns, past.cpu_ns) / 1e9 / seconds, useful,
   };

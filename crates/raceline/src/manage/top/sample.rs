@@ -155,7 +155,7 @@ impl Sample {
             time_ns += rates.average_ns.unwrap_or(0.0) * count;
             timed += count;
         }
-        total.average_ns = (timed > 0.0).then(|| time_ns / timed);
+        total.average_ns = (timed > 0.0 && time_ns > 0.0).then(|| time_ns / timed);
         let passed = deltas(&self.latencies, &before.latencies);
         total.p50_ns = percentile(&self.borders, &passed, 0.50);
         total.p99_ns = percentile(&self.borders, &passed, 0.99);
@@ -183,7 +183,10 @@ impl Sample {
             others: at(2),
             read_bytes: at(3),
             written_bytes: at(4),
-            average_ns: (timed > 0.0).then(|| (at(5) + at(6)) / timed),
+            // Without a histogram, times are those of the core's loop, which may be none.
+            average_ns: (timed > 0.0)
+                .then(|| (at(5) + at(6)) / timed)
+                .filter(|average_ns| *average_ns > 0.0),
             p50_ns: within(0.50),
             p99_ns: within(0.99),
             errors: now.counters[7],
