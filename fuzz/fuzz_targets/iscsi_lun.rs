@@ -195,10 +195,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut neighbour = session(9);
     neighbour.write(LUN + 1, 0, &precious()).good();
-    let mut sessions = [1, 2].map(|number| Session {
-        initiator: session(number),
-        waiting: Vec::new(),
-    });
+    let mut sessions =
+        [1, 2].map(|number| Session { initiator: session(number), waiting: Vec::new() });
     for _ in 0..MAX_STEPS {
         let Some(step) = Step::parse(&mut input) else { break };
         sessions[step.session].run(&step);

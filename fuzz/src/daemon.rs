@@ -11,7 +11,7 @@ use raceline_control::manager::catalogue::{Catalogue, Entry, Key, Section};
 use raceline_control::manager::{Manager, ManagerConfig, Phase};
 use raceline_control::method::{Access, Method, Registry, States};
 use raceline_control::request::Dispatcher;
-use raceline_control::role::{Peer, Role};
+use raceline_control::role::{Peer, Role, Via};
 use raceline_control::schema::{Kind, schema};
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ static PLACE: LazyLock<Place> = LazyLock::new(|| {
 });
 
 /// An admin from outside, like any client.
-const PEER: Peer = Peer { uid: 0, pid: 1, role: Role::Admin, is_internal: false };
+const PEER: Peer = Peer { uid: 0, pid: 1, role: Role::Admin, is_internal: false, via: Via::Socket };
 
 /// The input, consumed from its beginning; then zeros.
 pub(crate) struct Choices<'a>(pub(crate) &'a [u8]);
@@ -172,6 +172,7 @@ impl Daemon {
         let methods = [
             "bdev_get_bdevs",
             "bdev_get_missing",
+            "raceline_get_activity",
             "nvmf_get_targets",
             "nvmf_get_subsystems",
             "nvmf_get_transports",

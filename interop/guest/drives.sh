@@ -1,5 +1,6 @@
 # A daemon of Raceline on an NVMe drive of its own machine.  The daemon attaches the drive by its PCI address and exports
-# it, and the kernel's host of the same machine uses it.  The drive is reset and pulled out under I/O.
+# it, and the kernel's host of the same machine uses it.  The drive is reset and pulled out under I/O.  At the end the
+# kernel's own target moves to the daemon.
 #
 # Environment: NQN, and DRIVE, the PCI address of a drive with namespaces 1 (512-byte blocks) and 2 (4096-byte blocks),
 # 64 MiB each.  The program raceline is beside this script.  Each check but refusals and plugged-in runs twice: first
@@ -249,6 +250,76 @@ plugged_in() {
     until_so 20 gone
 }
 
+# nvmet_end: takes everything away that the kernel's target has.
+nvmet_end() {
+    local d
+    for d in $NVMET/ports/*/subsystems/*; do rm "$d"; done
+    for d in $NVMET/ports/*; do rmdir "$d"; done
+    for d in $NVMET/subsystems/*/namespaces/*; do echo 0 >"$d/enable"; rmdir "$d"; done
+    for d in $NVMET/subsystems/*; do rmdir "$d"; done
+}
+# uuid_of NQN: the UUID of the only namespace that the kernel's host has of that subsystem.
+uuid_of() {
+    local s
+    for s in /sys/class/nvme-subsystem/*; do
+        [ "$(cat "$s/subsysnqn")" != "$1" ] || cat "$s"/nvme*n1/uuid
+    done
+}
+disk_of() {
+    local s
+    for s in /sys/class/nvme-subsystem/*; do
+        [ "$(cat "$s/subsysnqn")" != "$1" ] || { set -- "$s"/nvme*n1; echo "/dev/${1##*/}" | sed 's/c[0-9]*n/n/'; return; }
+    done
+}
+has_disk() { [ -b "$(disk_of "$1")" ]; }
+# The kernel's target of the JBOF paper moves to a daemon: two subsystems, each with a device, and one port.  The host
+# finds its data and UUIDs again.  The daemon's own export of it names the same devices.
+moves() {
+    local n uuids="" old new
+    for n in 0 1; do
+        truncate -s 16M /tmp/ssd$n
+        nvmet_subsystem nvme-ssd$n /tmp/ssd$n
+    done
+    nvmet_port 1 4421 nvme-ssd0
+    ln -s $NVMET/subsystems/nvme-ssd1 $NVMET/ports/1/subsystems/nvme-ssd1
+    for n in 0 1; do
+        nvme connect -t tcp -a $ADDR -s 4421 -n nvme-ssd$n -i 1
+        until_so 20 has_disk nvme-ssd$n
+        yes "ssd $n" | head -c 1048576 | dd of="$(disk_of nvme-ssd$n)" bs=64k iflag=fullblock oflag=direct 2>/dev/null
+        old="${old:-} $(uuid_of nvme-ssd$n)"
+    done
+    nvme disconnect-all
+    # Some attributes can only be written.
+    cp -rP $NVMET /tmp/tree 2>/dev/null || true
+    nvmet_end
+    rm -rf $STATE
+    mkdir -p $STATE
+    serve --state-dir $STATE
+    $RACELINE nvmet import /tmp/tree --state-dir $STATE | tee /tmp/moved
+    grep -q 'not the same: /subsystems/nvme-ssd1: the name is no NQN' /tmp/moved
+    for n in 0 1; do
+        nvme connect -t tcp -a $ADDR -s 4421 -n nqn.2026-01.io.raceline:nvme-ssd$n -i 1
+        until_so 20 has_disk nqn.2026-01.io.raceline:nvme-ssd$n
+        yes "ssd $n" | head -c 1048576 | cmp -n 1048576 - "$(disk_of nqn.2026-01.io.raceline:nvme-ssd$n)"
+        new="${new:-} $(uuid_of nqn.2026-01.io.raceline:nvme-ssd$n)"
+    done
+    [ "$old" = "$new" ] || fail "the UUIDs were $old and are $new"
+    # nvme-cli and Raceline say the same of the same controller.
+    $RACELINE id-ns -a $ADDR -s 4421 -n nqn.2026-01.io.raceline:nvme-ssd1 -b >/tmp/ours
+    nvme id-ns "$(disk_of nqn.2026-01.io.raceline:nvme-ssd1)" -b >/tmp/theirs
+    cmp /tmp/ours /tmp/theirs
+    $RACELINE id-ns -a $ADDR -s 4421 -n nqn.2026-01.io.raceline:nvme-ssd1 >/tmp/ours
+    nvme id-ns "$(disk_of nqn.2026-01.io.raceline:nvme-ssd1)" >/tmp/theirs
+    for n in nsze flbas nguid anagrpid; do
+        [ "$(sed -n "s/^$n *: *//p" /tmp/ours)" = "$(sed -n "s/^$n *: *//p" /tmp/theirs)" ] || fail "$n is another one"
+    done
+    nvme disconnect-all
+    $RACELINE nvmet export >/tmp/exported 2>/tmp/remarks
+    grep -q '"/tmp/ssd1"' /tmp/exported
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+}
+
 dispatch "$@"
 modprobe nvme
 modprobe nvme-tcp
@@ -269,5 +340,6 @@ for WAY in block passthrough; do
     check $WAY-end 60 the_end
 done
 check plugged-in 120 plugged_in
+check moves 60 moves
 [ ! -s $FAILED ] || tail -n 30 /tmp/serve.err | sed 's/^/# serve: /'
 finish

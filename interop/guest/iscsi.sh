@@ -269,6 +269,67 @@ reservations() {
     put "$one"
 }
 
+# decodes WORDS...: a tool of sg3-utils must succeed, and print nothing of what it says of answers that are cut or wrong.
+decodes() {
+    "$@" >/tmp/sg.out 2>&1 || { cat /tmp/sg.out; fail "exit $? of $*"; }
+    ! grep -iE 'malformed|truncated|too short|unexpected|invalid|illegal|overflow' /tmp/sg.out || fail "what $* says"
+}
+# sg3-utils decodes what the target says of a LUN, and its writers do what they say.
+sg_tools() {
+    local d
+    d=$(disk 1)
+    decodes sg_inq "$d"
+    grep -q RACELINE /tmp/sg.out || fail "no vendor"
+    decodes sg_vpd --all "$d"
+    decodes sg_readcap --16 "$d"
+    decodes sg_modes --all "$d"
+    decodes sg_opcodes "$d"
+    decodes sg_requests "$d"
+    decodes sg_get_lba_status --lba=0 "$d"
+    decodes sg_persist --in --report-capabilities "$d"
+    decodes sg_sync "$d"
+    decodes sg_verify --lba=0 --count=64 "$d"
+    dd if=/dev/urandom of=/tmp/blocks bs=512 count=2 2>/dev/null
+    dd if=/tmp/blocks of="$d" bs=512 count=1 oflag=direct 2>/dev/null
+    # The first block of the file is what is there, the second one takes its place.
+    decodes sg_compare_and_write --in=/tmp/blocks --lba=0 --num=1 --xferlen=1024 "$d"
+    refused 'miscompare' sg_compare_and_write --in=/tmp/blocks --lba=0 --num=1 --xferlen=1024 "$d"
+    dd if="$d" of=/tmp/back bs=512 count=1 iflag=direct 2>/dev/null
+    dd if=/tmp/blocks bs=512 skip=1 count=1 2>/dev/null | cmp - /tmp/back
+    decodes sg_write_same --in=/tmp/back --xferlen=512 --lba=2048 --num=2048 "$d"
+    dd if="$d" bs=512 skip=4095 count=1 iflag=direct 2>/dev/null | cmp - /tmp/back
+    decodes sg_unmap --lba=2048 --num=2048 --force "$d"
+    all_zero "$d" 1 1 || fail "blocks that are unmapped do not read as zeroes"
+}
+# part DISK BLOCK BLOCKS: the checksum of that part.
+part() { dd if="$1" bs=512 skip="$2" count="$3" iflag=direct 2>/dev/null | md5sum; }
+# sg_xcopy has the target copy, between two LUNs and within one, and sg_copy_results asks it what became of that.
+extended_copy() {
+    local one two sum d
+    one=$(disk 0)
+    two=$(disk 1)
+    # sg_xcopy opens disks by the names that udev makes, which is not here.
+    mkdir -p /dev/block
+    for d in "$one" "$two"; do
+        ln -sf "$d" "/dev/block/$(cat "/sys/block/${d#/dev/}/dev")"
+    done
+    decodes sg_copy_results --params "$one"
+    grep -i 'segment' /tmp/sg.out
+    dd if=/dev/urandom of="$one" bs=512 seek=4096 count=4096 oflag=direct 2>/dev/null
+    sum=$(part "$one" 4096 4096)
+    decodes sg_xcopy if="$one" of="$two" bs=512 skip=4096 seek=777 count=4096
+    [ "$(part "$two" 777 4096)" = "$sum" ] || fail "the copy to the other LUN differs"
+    decodes sg_xcopy if="$two" of="$two" bs=512 skip=777 seek=20000 count=4096
+    [ "$(part "$two" 20000 4096)" = "$sum" ] || fail "the copy within a LUN differs"
+    decodes sg_xcopy if="$two" of="$one" bs=512 skip=20000 seek=70000 count=4096 list_id=7 id_usage=hold
+    [ "$(part "$one" 70000 4096)" = "$sum" ] || fail "the copy back differs"
+    # sg_xcopy sends the command to the destination.
+    sg_copy_results --status --list_id=7 "$one" | tee /tmp/status
+    grep -qi 'completed without errors' /tmp/status || fail "the status of the copy"
+    # Behind the end of the destination.
+    refused 'fail|error|abort|sense' sg_xcopy if="$one" of="$two" bs=512 skip=4096 seek=65000 count=4096
+}
+
 # ---------------------------------------------------------------- breaks
 
 # fio_background SIZE LOOPS: starts a verifying job on LUN 0, which writes its exit code to /tmp/fio.rc at its end.
@@ -346,6 +407,9 @@ check lun-goes 90 lun_goes
 check dmesg-changes 10 log_clean 'I/O error|Logical unit not supported'
 check reservations 90 reservations
 check dmesg-reservations 10 log_clean 'reservation conflict|[Ii]/[Oo] error'
+check sg-tools 60 sg_tools
+check extended-copy 60 extended_copy
+check dmesg-copies 10 log_clean
 check logout-all 60 logout "$IQN"
 
 check digests-crc32c 120 with CRC32C CRC32C node.session.iscsi.InitialR2T=Yes node.session.iscsi.ImmediateData=No

@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::absent::US;
 use crate::configuration::{self, look, summary};
 use crate::error::RpcError;
+use crate::events::EventJournal;
 use crate::keyring::Places;
 use crate::logging::Logging;
 use crate::manager::catalogue::{Catalogue, Key};
@@ -60,6 +61,8 @@ pub struct DaemonConfig {
     pub connections: ConnectionOptions,
     /// What is logged.
     pub logging: Logging,
+    /// What has happened: the caller feeds it from the log.
+    pub events: Arc<EventJournal>,
     /// Announce the listeners of the discovery service by multicast DNS.
     pub mdns: bool,
     /// What is started beside the socket.
@@ -133,6 +136,7 @@ impl Daemon {
             cores: config.cores,
             identity: Identity::of_this_machine(),
             logging: config.logging,
+            events: config.events,
             connections: config.connections,
             mdns: config.mdns,
             key_places: Places::of(config.state_dir.as_deref()),
@@ -195,6 +199,8 @@ impl Daemon {
     /// lost.
     pub fn stop(self) -> Result<(), ManagerError> {
         let Self { manager, server, beside } = self;
+        // Followers are answered at once, so that the servers need not wait for them.
+        manager.config().events.close();
         drop(beside);
         drop(server);
         let stopped = manager.shut_down();

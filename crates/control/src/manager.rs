@@ -63,6 +63,7 @@ use replay::Replaying;
 use start::Start;
 use threads::Threads;
 
+use crate::events::EventJournal;
 use crate::keyring::{Keyring, Places};
 use crate::logging::Logging;
 
@@ -78,6 +79,8 @@ pub struct ManagerConfig {
     pub journal: Box<dyn Journal>,
     /// What is logged.
     pub logging: Logging,
+    /// What has happened.
+    pub events: Arc<EventJournal>,
     /// What the command line says about connections; it wins over what calls say.
     pub connections: ConnectionOptions,
     /// Which engines compute digests.
@@ -106,6 +109,7 @@ impl Default for ManagerConfig {
             drives: Drives::default(),
             journal: Box::new(NoJournal),
             logging: Logging::default(),
+            events: Arc::default(),
             connections: ConnectionOptions::default(),
             accel: Framework::software(),
             key_places: Places::default(),

@@ -1,8 +1,10 @@
 //! The methods, one file for each family of SPDK's.
 
 mod accel;
+mod activity;
 mod bdev;
 mod cpu;
+mod events;
 mod framework;
 mod history;
 mod iobuf;
@@ -33,6 +35,8 @@ impl Registry {
             log::register,
             history::register,
             notify::register,
+            events::register,
+            activity::register,
             keyring::register,
             bdev::register,
             nvmf::register,

@@ -5,6 +5,7 @@
 //! thread in the background that keeps the controller alive.
 
 use std::ops::Deref;
+use std::time::{Duration, Instant};
 
 use raceline_proto::host::command;
 use raceline_proto::nvme::NamespaceId;
@@ -139,6 +140,32 @@ impl Host {
             self.io(|queues| queues.run(free))?;
         }
         Ok(())
+    }
+
+    /// Resets the controller: gives the association up, and waits until another one is up.
+    ///
+    /// # Errors
+    /// When the controller was given up, or is not back in this time.
+    pub fn reset(&self, timeout: Duration) -> Result<(), HostError> {
+        let before = self.admin.association();
+        let end = Instant::now() + timeout;
+        let mut version = self.admin.wait_change(0, Duration::ZERO);
+        self.admin.reset(None);
+        loop {
+            if let Some(error) = self.admin.failure() {
+                return Err(error);
+            }
+            if self.admin.is_up() && !self.admin.association().is(&before) {
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text =
+                    format!("the controller is not back {} s after its reset", timeout.as_secs());
+                return Err(HostError::Invalid(text));
+            }
+            version = self.admin.wait_change(version, left);
+        }
     }
 
     /// Shuts the controller down in order and waits until that is done.

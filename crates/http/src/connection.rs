@@ -132,7 +132,8 @@ async fn respond(
 ) -> Result<Answer, Answer> {
     let (head, body) = request.into_parts();
     let guard = &shared.guard;
-    guard.check_place(head.version, &head.uri, &head.headers)?;
+    let place = guard.check_place(head.version, &head.uri, &head.headers);
+    place.map_err(|(status, why)| text(status, why))?;
     let caller = guard.check_token(&head.headers, is_loopback).await;
     let caller = caller.inspect_err(|_| shared.counts.wrong_tokens.add_one())?;
     let route = route(shared, parts, &head.method, head.uri.path());

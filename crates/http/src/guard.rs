@@ -56,17 +56,17 @@ impl Guard {
         version: Version,
         uri: &Uri,
         headers: &HeaderMap,
-    ) -> Result<(), Answer> {
+    ) -> Result<(), (StatusCode, &'static str)> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = match (hosts.next(), hosts.next()) {
             (Some(host), None) => host.to_str().unwrap_or_default(),
             // No browser sends this.
             (None, None) if version < Version::HTTP_11 && uri.host().is_none() => return Ok(()),
-            _ => return Err(text(StatusCode::BAD_REQUEST, "A request needs one Host header.")),
+            _ => return Err((StatusCode::BAD_REQUEST, "A request needs one Host header.")),
         };
         let absolute = uri.authority().map(hyper::http::uri::Authority::as_str);
         if !self.is_own(host) || absolute.is_some_and(|authority| !self.is_own(authority)) {
-            return Err(text(
+            return Err((
                 StatusCode::MISDIRECTED_REQUEST,
                 "The Host of this request is not a name of this server: use its address, or start raceline serve with \
                  --http-name NAME.",
@@ -78,10 +78,7 @@ impl Guard {
             place.is_some_and(|place| place.eq_ignore_ascii_case(host))
         };
         if !origins.all(|origin| origin.to_str().is_ok_and(is_same)) {
-            return Err(text(
-                StatusCode::FORBIDDEN,
-                "Pages of other sites may not use this server.",
-            ));
+            return Err((StatusCode::FORBIDDEN, "Pages of other sites may not use this server."));
         }
         Ok(())
     }
@@ -189,7 +186,7 @@ mod tests {
             headers.append(header::ORIGIN, origin.parse().unwrap());
         }
         let checked = guard.check_place(Version::HTTP_11, &uri.parse().unwrap(), &headers);
-        checked.map_or_else(|refused| refused.status(), |()| StatusCode::OK)
+        checked.map_or_else(|(status, _)| status, |()| StatusCode::OK)
     }
 
     #[test]

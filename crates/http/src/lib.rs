@@ -9,6 +9,7 @@ mod counts;
 mod guard;
 mod health;
 mod metrics;
+mod page;
 mod rpc;
 mod server;
 mod token;
@@ -16,6 +17,7 @@ mod token;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+pub use page::pages;
 pub use server::HttpServer;
 pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
 

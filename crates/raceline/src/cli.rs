@@ -3,6 +3,7 @@
 pub(crate) mod adq;
 pub(crate) mod authentication;
 pub(crate) mod bench;
+pub(crate) mod connect;
 pub(crate) mod connections;
 pub(crate) mod device;
 pub(crate) mod doctor;
@@ -13,6 +14,7 @@ pub(crate) mod initiator;
 pub(crate) mod iscsi;
 pub(crate) mod key;
 pub(crate) mod manage;
+pub(crate) mod nvme;
 pub(crate) mod paths;
 pub(crate) mod perf;
 pub(crate) mod queues;
@@ -20,6 +22,7 @@ pub(crate) mod rpc;
 pub(crate) mod sandbox;
 pub(crate) mod serve;
 pub(crate) mod values;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 
@@ -69,12 +72,52 @@ pub(crate) enum Verb {
     Serve(serve::ServeArgs),
     /// List what a target offers
     Discover(host::DiscoverArgs),
+    /// Make a namespace, or a device, a disk for the programs of this machine
+    Connect(Box<connect::DiskArgs>),
+    /// End disks that `connect` has made
+    Disconnect(connect::DisconnectArgs),
     /// Show a controller and its namespaces
     Identify(host::IdentifyArgs),
     /// Copy blocks of a namespace to a file or to standard output
     Read(host::ReadArgs),
     /// Copy a file or standard input to blocks of a namespace
     Write(host::WriteArgs),
+    /// List namespaces as nvme-cli does: those at an address, in a file, or of a daemon
+    List(Box<nvme::ControllerArgs>),
+    /// List subsystems and the paths to them as nvme-cli does
+    ListSubsys(Box<nvme::ControllerArgs>),
+    /// Show the Identify data of a controller as nvme-cli does
+    IdCtrl(Box<nvme::ControllerArgs>),
+    /// Show the Identify data of a namespace as nvme-cli does
+    IdNs(Box<nvme::NamespaceArgs>),
+    /// Show bytes of a log page
+    GetLog(Box<nvme::GetLogArgs>),
+    /// Show the SMART log as nvme-cli does
+    SmartLog(Box<nvme::SmartLogArgs>),
+    /// Show the error log as nvme-cli does
+    ErrorLog(Box<nvme::ErrorLogArgs>),
+    /// Make a namespace of a pool
+    CreateNs(Box<nvme::CreateArgs>),
+    /// Attach a namespace to controllers
+    AttachNs(Box<nvme::AttachArgs>),
+    /// Detach a namespace from controllers
+    DetachNs(Box<nvme::AttachArgs>),
+    /// Delete a namespace of a pool
+    DeleteNs(Box<nvme::DeleteArgs>),
+    /// Format a namespace: everything in it is lost
+    Format(Box<nvme::FormatArgs>),
+    /// Read the list of namespaces anew
+    NsRescan(Box<nvme::ControllerArgs>),
+    /// Reset a controller
+    Reset(Box<nvme::ControllerArgs>),
+    /// Have everything written before on stable media
+    Flush(Box<nvme::NamespaceArgs>),
+    /// Deallocate blocks
+    Dsm(Box<nvme::DsmArgs>),
+    /// Zero blocks
+    WriteZeroes(Box<nvme::ZeroesArgs>),
+    /// Compare blocks with a file: exit code 4 if they differ
+    Compare(Box<nvme::CompareArgs>),
     /// Manage the devices of a daemon
     Bdev(manage::BdevArgs),
     /// Manage the subsystems of a daemon
@@ -91,12 +134,20 @@ pub(crate) enum Verb {
     Host(manage::HostArgs),
     /// Manage what a daemon exports by iSCSI
     Iscsi(iscsi::IscsiArgs),
+    /// Take over the configuration of the Linux kernel's target, or give it back
+    Nvmet(manage::NvmetArgs),
     /// Make and keep the keys by which hosts and controllers prove themselves
     Key(key::KeyArgs),
     /// Save, restore, compare or clear the configuration of a daemon
     Config(manage::ConfigArgs),
     /// Drive a daemon by SPDK's JSON-RPC, spelled as its rpc.py
     Rpc(rpc::RpcArgs),
+    /// Follow what happens in a daemon: connections, changes, paths, errors
+    Events(watch::EventsArgs),
+    /// Show what a daemon does, live: devices, subsystems, hosts, cores
+    Top(watch::TopArgs),
+    /// Collect what a bug report needs, without secrets
+    Support(watch::SupportArgs),
     /// Measure, and with --verify prove, what a namespace does
     Perf(Box<perf::PerfArgs>),
     /// Measure this machine's limit, and how close to it Raceline is

@@ -10,11 +10,14 @@ use crate::cli::host::DiscoverArgs;
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
 use crate::table::Table;
-use crate::{remote, shell};
+use crate::{nvme, remote, shell};
 
 /// Prints the discovery log, or who announces that there is one.
 pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     let address = &args.target.0;
+    if address.iscsi.iscsi && address.address.is_empty() {
+        return Err(Failure::usage("-a ADDRESS is missing: the portal of the iSCSI target"));
+    }
     if address.iscsi.iscsi {
         return crate::initiator::discover(address);
     }
@@ -26,10 +29,52 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
         };
         return shell::print(text.as_bytes());
     }
+    if address.address.is_empty() {
+        return files(args);
+    }
     let log = remote::discover(address)?;
     let text = match address.output {
         OutputFormat::Table => table(&log),
         OutputFormat::Json => format!("{:#}\n", document(&log)),
+    };
+    shell::print(text.as_bytes())
+}
+
+/// Asks every discovery controller that a file names, and prints each log under its address.
+fn files(args: &DiscoverArgs) -> Result<(), Failure> {
+    let found = match &args.config {
+        Some(path) => nvme::files::discovery_controllers(path)?,
+        None => nvme::files::known_discovery_controllers()?,
+    };
+    let mut last = None;
+    let mut logs: Vec<(String, DiscoveryLog)> = Vec::new();
+    for connection in &found {
+        let name = connection.shown();
+        match connection.config().and_then(remote::discovery_log) {
+            Ok(log) => logs.push((name, log)),
+            Err(failure) => {
+                shell::note(&format!("{name}: {}", failure.message));
+                last = Some(failure);
+            }
+        }
+    }
+    if let (Some(failure), true) = (last, logs.is_empty()) {
+        return Err(failure);
+    }
+    let text = match args.target.0.output {
+        OutputFormat::Table => logs
+            .iter()
+            .map(|(name, log)| format!("{name}\n{}", table(log)))
+            .collect::<Vec<_>>()
+            .join("\n"),
+        OutputFormat::Json => {
+            let list = logs.iter().map(|(name, log)| {
+                let mut shown = document(log);
+                shown["address"] = name.as_str().into();
+                shown
+            });
+            format!("{:#}\n", Value::from(list.collect::<Vec<_>>()))
+        }
     };
     shell::print(text.as_bytes())
 }

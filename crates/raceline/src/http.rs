@@ -28,7 +28,9 @@ impl Prepared {
         let wanted = parts(args);
         if wanted.is_empty() {
             return if args.http_token.is_some() || args.http_read_token.is_some() {
-                Err(Failure::usage("a token is for --http or --metrics: name one of them, too"))
+                Err(Failure::usage(
+                    "a token is for --http, --metrics or --ui: name one of them, too",
+                ))
             } else {
                 Ok(None)
             };
@@ -56,7 +58,9 @@ impl Prepared {
         }
         let mut names = args.http_name.clone();
         names.extend(rustix::system::uname().nodename().to_str().ok().map(str::to_owned));
-        let config = HttpConfig { listeners, token, read_token, names, ..HttpConfig::default() };
+        let pages = raceline_http::pages();
+        let config =
+            HttpConfig { listeners, token, read_token, names, pages, ..HttpConfig::default() };
         Ok(Some(Self { config, token_file }))
     }
 
@@ -86,6 +90,7 @@ fn parts(args: &HttpArgs) -> BTreeMap<SocketAddr, Parts> {
     for (address, parts) in [
         (args.http, Parts { rpc: true, ..Parts::default() }),
         (args.metrics, Parts { metrics: true, ..Parts::default() }),
+        (args.ui, Parts { rpc: true, page: true, ..Parts::default() }),
     ] {
         if let Some(address) = address {
             let all = wanted.entry(address).or_default();

@@ -1,18 +1,20 @@
 //! Messages on standard error: their level and form, which can change while the program runs.
 
+mod journal;
 pub(crate) mod limit;
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogLevel, LogSettings};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use crate::cli::LogArgs;
 
@@ -25,8 +27,9 @@ const AUDIT: &str = "raceline::audit";
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
 
-/// Begins to log; gives the settings that the command line asks for.
-pub(crate) fn start(args: &LogArgs) -> LogSettings {
+/// Begins to log; gives the settings that the command line asks for. The journal of events is filled whatever these
+/// settings are.
+pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSettings {
     let level = match (args.quiet, args.verbose) {
         (true, _) => "error",
         (false, 0) => "warn",
@@ -63,13 +66,13 @@ pub(crate) fn start(args: &LogArgs) -> LogSettings {
         .with_writer(std::io::stderr)
         .with_timer(Timer)
         .with_filter(filter_fn(|event| event.target() == AUDIT));
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(is_text.then_some(lines))
-        .with(is_text.then_some(audit))
-        .with(journal)
-        .with(journal_audit)
-        .init();
+    let events = events.map(|journal| {
+        let is_event = filter_fn(journal::is_event).with_max_level_hint(LevelFilter::INFO);
+        journal::JournalLayer(journal).with_filter(is_event)
+    });
+    let text = Layer::and_then(is_text.then_some(lines), is_text.then_some(audit));
+    let shown = text.and_then(journal).and_then(journal_audit).with_filter(filter);
+    tracing_subscriber::registry().with(shown).with(events).init();
     // Cannot fail: this function is called once.
     let _ = FILTER.set(handle);
     let level = match (args.quiet, args.verbose) {

@@ -5,6 +5,7 @@ mod admission;
 mod adq;
 mod bench;
 mod cli;
+mod connect;
 mod demo;
 mod discover;
 mod doctor;
@@ -20,6 +21,7 @@ mod limits;
 mod log;
 mod manage;
 mod naming;
+mod nvme;
 mod perf;
 mod profile;
 mod read_write;
@@ -35,9 +37,11 @@ mod tally;
 mod watch;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
+use raceline_control::events::EventJournal;
 
 use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
@@ -56,18 +60,41 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {
-    let settings = log::start(&cli.log);
+    // Only a daemon has clients that ask what has happened.
+    let is_daemon = matches!(cli.verb, Verb::Serve(_));
+    let events = is_daemon.then(Arc::<EventJournal>::default);
+    let settings = log::start(&cli.log, events.clone());
     if let Some(machine) = cli.caches {
         machine.set_current();
     }
     match cli.verb {
         Verb::Export(args) => export::run(&args),
-        Verb::Serve(args) => serve::run(&args, settings),
+        Verb::Serve(args) => serve::run(&args, settings, events.unwrap_or_default()),
         Verb::Discover(args) => discover::run(&args),
+        Verb::Connect(args) => connect::connect(&args),
+        Verb::Disconnect(args) => connect::disconnect(&args),
         Verb::Identify(args) => identify::run(&args),
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),
         Verb::Perf(args) => perf::run(&args),
+        Verb::List(args) => nvme::list::namespaces(&args),
+        Verb::ListSubsys(args) => nvme::list::subsystems(&args),
+        Verb::IdCtrl(args) => nvme::identify::controller(&args),
+        Verb::IdNs(args) => nvme::identify::namespace(&args),
+        Verb::GetLog(args) => nvme::log::get(&args),
+        Verb::SmartLog(args) => nvme::log::smart(&args),
+        Verb::ErrorLog(args) => nvme::log::errors(&args),
+        Verb::CreateNs(args) => nvme::namespaces::create(&args),
+        Verb::AttachNs(args) => nvme::namespaces::attach(&args),
+        Verb::DetachNs(args) => nvme::namespaces::detach(&args),
+        Verb::DeleteNs(args) => nvme::namespaces::delete(&args),
+        Verb::Format(args) => nvme::namespaces::format(&args),
+        Verb::NsRescan(args) => nvme::namespaces::rescan(&args),
+        Verb::Reset(args) => nvme::namespaces::reset(&args),
+        Verb::Flush(args) => nvme::blocks::flush(&args),
+        Verb::Dsm(args) => nvme::blocks::dsm(&args),
+        Verb::WriteZeroes(args) => nvme::blocks::write_zeroes(&args),
+        Verb::Compare(args) => nvme::blocks::compare(&args),
         Verb::Bdev(args) => manage::bdev(&args),
         Verb::Subsys(args) => manage::subsystem(&args),
         Verb::Ns(args) => manage::namespace(&args),
@@ -75,10 +102,14 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Port(args) => manage::port(&args),
         Verb::Qos(args) => manage::qos(&args),
         Verb::Host(args) => manage::host(&args),
+        Verb::Nvmet(args) => manage::nvmet(&args),
         Verb::Iscsi(args) => manage::iscsi(&args),
         Verb::Key(args) => key::run(&args),
         Verb::Config(args) => manage::config(&args),
         Verb::Rpc(args) => rpc::run(&args),
+        Verb::Events(args) => manage::events(&args),
+        Verb::Top(args) => manage::top(&args),
+        Verb::Support(args) => manage::support(&args),
         Verb::Bench(args) => bench::run(&args),
         Verb::Adq(args) => adq::run(&args),
         Verb::Doctor(args) => doctor::run(&args),

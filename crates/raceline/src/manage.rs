@@ -3,13 +3,20 @@
 mod bdev;
 pub(crate) mod complete;
 mod config;
+mod events;
 mod host;
 mod iscsi;
 mod namespace;
+mod nvmet;
 mod pool;
 mod port;
 mod qos;
+mod steps;
 mod subsystem;
+mod support;
+mod top;
+
+use std::time::Duration;
 
 use raceline_control::client::{Address, ClientError, Connection, DEFAULT_PORT};
 use raceline_control::similar::similar;
@@ -24,18 +31,29 @@ use crate::table::{Table, printable};
 
 pub(crate) use bdev::run as bdev;
 pub(crate) use config::run as config;
+pub(crate) use events::run as events;
 pub(crate) use host::run as host;
 pub(crate) use iscsi::run as iscsi;
 pub(crate) use namespace::run as namespace;
+pub(crate) use nvmet::run as nvmet;
 pub(crate) use pool::run as pool;
 pub(crate) use port::run as port;
 pub(crate) use qos::run as qos;
 pub(crate) use subsystem::run as subsystem;
+pub(crate) use support::run as support;
+pub(crate) use top::run as top;
 
 /// The connection to a daemon.
-struct Daemon {
+pub(crate) struct Daemon {
     connection: Connection,
     output: OutputFormat,
+}
+
+/// The daemon at a socket, for verbs that only ask it something.
+pub(crate) fn connect(socket: &str, timeout: Duration) -> Result<Daemon, Failure> {
+    let address = Address::new(socket, DEFAULT_PORT);
+    let connection = Connection::open(&address, timeout, 0).map_err(failure)?;
+    Ok(Daemon { connection, output: OutputFormat::default() })
 }
 
 impl Daemon {
@@ -46,7 +64,7 @@ impl Daemon {
     }
 
     /// Calls a method with an object of parameters; parameters that are null are left out.
-    fn call(&mut self, method: &str, params: Value) -> Result<Value, Failure> {
+    pub(crate) fn call(&mut self, method: &str, params: Value) -> Result<Value, Failure> {
         self.try_call(method, params).map_err(failure)
     }
 
@@ -65,7 +83,7 @@ impl Daemon {
     }
 
     /// Calls a method that gives a list.
-    fn list(&mut self, method: &str, params: Value) -> Result<Vec<Value>, Failure> {
+    pub(crate) fn list(&mut self, method: &str, params: Value) -> Result<Vec<Value>, Failure> {
         match self.call(method, params)? {
             Value::Array(list) => Ok(list),
             other => Err(Failure::runtime(format!("{method}: not a list but {other}"))),

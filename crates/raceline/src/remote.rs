@@ -10,7 +10,8 @@ use raceline_control::keyring::KernelKey;
 use raceline_host::blocking::Host;
 use raceline_host::multipath::DEFAULT_QUIESCE;
 use raceline_host::{
-    ControllerInfo, Credentials, HostConfig, HostError, MultipathConfig, NamespaceInfo, PathAddress,
+    ControllerInfo, Credentials, DhchapSecret, HostConfig, HostError, MultipathConfig,
+    NamespaceInfo, PathAddress,
 };
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -161,7 +162,11 @@ impl Remote {
 
 /// Reads the discovery log.
 pub(crate) fn discover(args: &AddressArgs) -> Result<DiscoveryLog, Failure> {
-    let config = address_config(args, Nqn::discovery())?;
+    discovery_log(address_config(args, Nqn::discovery())?)
+}
+
+/// Reads the discovery log of a discovery controller.
+pub(crate) fn discovery_log(config: HostConfig) -> Result<DiscoveryLog, Failure> {
     let host = Host::connect(config).map_err(|error| failure(&error))?;
     let log = host.discover().map_err(|error| failure(&error));
     host.disconnect();
@@ -174,6 +179,41 @@ pub(crate) fn config(args: &ConnectArgs) -> Result<HostConfig, Failure> {
     config.header_digest = args.header_digest;
     config.data_digest = args.data_digest;
     set_paths(&mut config, &args.paths)?;
+    Ok(config)
+}
+
+/// Secrets that a file of connections has in it.
+#[derive(Clone, Default)]
+pub(crate) struct Secrets {
+    /// With which this host proves itself.
+    pub(crate) host: Option<DhchapSecret>,
+    /// With which the controller has to prove itself.
+    pub(crate) controller: Option<DhchapSecret>,
+    /// The key for TLS.
+    pub(crate) tls: Option<TlsKey>,
+    /// An authentication makes the key for TLS.
+    pub(crate) concat: bool,
+}
+
+/// The same for a connection of a file; its secrets take the place of those of the environment.
+pub(crate) fn config_with(args: &ConnectArgs, secrets: &Secrets) -> Result<HostConfig, Failure> {
+    let mut config = config(args)?;
+    if let Some(secret) = secrets.host.clone() {
+        let algorithms = args.address.algorithms.algorithms();
+        let controller_secret = secrets.controller.clone();
+        let credentials = Credentials { secret, controller_secret, algorithms };
+        if secrets.concat {
+            check_concatenation(Some(&credentials))?;
+            config.concatenator = Some(raceline_tls::concatenate);
+        }
+        config.credentials.set(Some(Arc::new(credentials)));
+    }
+    if let Some(key) = secrets.tls.clone() {
+        let key = key.with_derivation(secrets::derivation(args.address.tls_compat));
+        let psk = ClientPsk::new(&key, IdentityVersion::One, &config.hostnqn, &config.subnqn);
+        let psk = psk.map_err(|error| Failure::usage(format!("tls_key: {error}")))?;
+        config.streams = Some(Arc::new(TlsConnector::new(psk)));
+    }
     Ok(config)
 }
 

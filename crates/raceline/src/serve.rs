@@ -1,9 +1,11 @@
 //! `raceline serve`: a target that SPDK's clients configure, which runs until a signal.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
+use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogSettings, Logging};
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -33,7 +35,11 @@ struct Ready {
 }
 
 /// Serves until SIGINT or SIGTERM.
-pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
+pub(crate) fn run(
+    args: &ServeArgs,
+    settings: LogSettings,
+    events: Arc<EventJournal>,
+) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
@@ -48,6 +54,7 @@ pub(crate) fn run(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure
         wait_for_rpc: args.wait_for_rpc,
         connections: args.connections.options(),
         mdns: args.mdns,
+        events,
         logging: Logging::new(settings, Box::new(log::apply)),
         beside: http.map(Prepared::into_beside),
         ..DaemonConfig::default()

@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "manage/nvme.rs"]
+mod nvme;
+#[path = "manage/nvmet.rs"]
+mod nvmet;
+
 use std::process::{Command, Output};
 use std::sync::Arc;
 

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
+#[path = "serve/watch.rs"]
+mod watch;
 
 use std::path::Path;
 

@@ -3,6 +3,7 @@
 mod adq;
 mod auth;
 mod cuts;
+mod disk;
 mod drives;
 mod iscsi;
 mod manage;
@@ -57,13 +58,17 @@ impl Kernel {
         }
     }
 
-    /// What its image has besides: open-iscsi, and TLS for NVMe, which the kernel of Debian 12 does not have.
+    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, and TLS for NVMe, which the kernel of Debian 12
+    /// does not have.
     fn image_options(self) -> &'static [&'static str] {
         match self {
             Self::V6_1 => &["-P", "open-iscsi,sg3-utils", "-M", "iscsi_tcp,sd_mod,sg"],
-            Self::V6_12 => {
-                &["-P", "ktls-utils,keyutils,open-iscsi,sg3-utils", "-M", "tls,iscsi_tcp,sd_mod,sg"]
-            }
+            Self::V6_12 => &[
+                "-P",
+                "ktls-utils,keyutils,open-iscsi,sg3-utils,nbd-client",
+                "-M",
+                "tls,iscsi_tcp,sd_mod,sg,nbd",
+            ],
         }
     }
 }
@@ -99,6 +104,8 @@ pub(crate) enum Part {
     Iscsi,
     /// The same with all checks, and three kills.
     IscsiAll,
+    /// The kernel's NBD client on a disk of ours.
+    Disk,
 }
 
 /// The target of the kernel's host.
@@ -165,6 +172,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Paths, _) => paths::run(tree, &image),
         (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, &image, part),
         (Part::Adq, _) => adq::run(tree, &image),
+        (Part::Disk, _) => disk::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -192,6 +200,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Paths => "paths.sh",
         Part::Cuts | Part::CutsAll => "cuts.sh",
         Part::Adq => "adq.sh",
+        Part::Disk => "disk.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }

@@ -13,12 +13,14 @@ mod fuzz;
 mod interop;
 mod lint;
 mod modules;
+mod nbd;
 mod netns;
 mod node;
 mod official;
 mod origin;
 mod package;
 mod packaging;
+mod page;
 mod papers;
 mod placement;
 mod quiet;
@@ -348,6 +350,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             true,
             Box::new(|| papers::run(tree)),
         ),
+        step("page", "the page of a daemon, in a browser", false, Box::new(|| page::run(tree))),
         step(
             "fio-engine",
             "Debian's fio over our engine, with verify",
@@ -375,6 +378,12 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 Box::new(|| package::run_in_roots(tree)),
             )
         },
+        step(
+            "nbd",
+            "QEMU's tools, libnbd's and fio on disks that connect makes",
+            true,
+            Box::new(|| nbd::run(tree)),
+        ),
         step(
             "iscsi-test-cu",
             "libiscsi's conformance tests of iSCSI and SCSI",
@@ -453,11 +462,18 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Iscsi,
             "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
         ),
+        (
+            "kernel-6.12-disk",
+            Kernel::V6_12,
+            Part::Disk,
+            "the NBD client of Linux 6.12 on a disk that connect makes",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        // Of the older kernel only the host runs always: the newer one shows the rest.
-        let on_request = kernel == Kernel::V6_1 && part != Part::Host;
+        // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
+        // the kernel's client does.
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

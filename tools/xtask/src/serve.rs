@@ -23,6 +23,8 @@ pub(crate) struct Serve {
     pub(crate) socket: PathBuf,
     /// Time from its start to its ready line.
     pub(crate) start_time: Duration,
+    /// The ready line.
+    pub(crate) ready: Value,
 }
 
 impl Serve {
@@ -46,10 +48,12 @@ impl Serve {
         let task = program.args(["serve", "-r"]).args([&socket]).args(arguments);
         let started = Instant::now();
         let mut running = task.limit(SERVE_LIMIT_S).start()?;
-        running
+        let line = running
             .wait_for("\"ready\"", READY_LIMIT_S)
             .with_context(|| format!("raceline serve {}", arguments.join(" ")))?;
-        Ok(Self { running, socket, start_time: started.elapsed() })
+        let start_time = started.elapsed();
+        let ready = serde_json::from_str(&line).with_context(|| line.clone())?;
+        Ok(Self { running, socket, start_time, ready })
     }
 
     /// Process id.

@@ -18,7 +18,7 @@ struct Need {
 const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 23] = [
+const NEEDS: &[Need] = &[
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -42,6 +42,11 @@ const NEEDS: [Need; 23] = [
     Need { program: "systemd-sysusers", package: "systemd", steps: "packages" },
     Need { program: "debootstrap", package: "debootstrap", steps: "packages-roots" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
+    Need { program: "qemu-img", package: "qemu-utils", steps: "nbd" },
+    Need { program: "qemu-io", package: "qemu-utils", steps: "nbd" },
+    Need { program: "nbdcopy", package: "libnbd-bin", steps: "nbd" },
+    Need { program: "nbdsh", package: "python3-libnbd", steps: "nbd" },
+    Need { program: "fio", package: "fio", steps: "nbd" },
 ];
 
 fn missing() -> Vec<&'static Need> {

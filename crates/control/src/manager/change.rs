@@ -178,6 +178,13 @@ impl Change<'_> {
 
     /// Adds an event for clients that ask for notifications.
     pub fn notify(&mut self, kind: EventKind, context: &str) {
+        let name = context;
+        match kind {
+            EventKind::BdevRegister => tracing::info!(event = "device", name, "a device has come"),
+            EventKind::BdevUnregister => {
+                tracing::info!(event = "device", name, "a device has gone");
+            }
+        }
         self.events.push((kind, context.to_owned()));
     }
 }

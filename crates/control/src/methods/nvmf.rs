@@ -14,6 +14,8 @@ mod subsystem;
 mod target;
 mod transport;
 
+pub(in crate::methods) use stats::describe_host;
+
 use raceline_proto::nvme::Nqn;
 use raceline_target::Security;
 use serde::Deserialize;

@@ -36,6 +36,18 @@ pub(super) struct Thread {
     channels: Vec<String>,
 }
 
+impl Thread {
+    /// The CPU that it runs on, or its number if it is not bound.
+    pub(super) fn core(&self) -> usize {
+        self.core
+    }
+
+    /// What its loop has done.
+    pub(super) fn counts(&self) -> &LoopSnapshot {
+        &self.counts
+    }
+}
+
 /// The threads of all targets; a target that nothing is reached by has none yet.
 pub(super) fn threads(manager: &Manager) -> Vec<Thread> {
     let mut served: Vec<(String, Running, Vec<String>)> = Vec::new();

@@ -234,6 +234,7 @@ impl HostService {
             };
             match event {
                 ControllerEvent::Up(association) => {
+                    tracing::info!(event = "path", %path, "a path is up");
                     change(&mut |path| path.association = Some(association.clone()));
                     self.tell_started(Ok(()));
                     self.tell_added(path, None);
@@ -272,9 +273,9 @@ impl HostService {
 
     fn log_loss(&self, path: PathId, error: &HostError) {
         if self.paths.count() > 1 {
-            tracing::warn!(%path, %error, "a path is lost, and is being connected again");
+            tracing::warn!(event = "path", %path, %error, "a path is lost, and is being connected again");
         } else {
-            tracing::warn!(%error, "controller lost");
+            tracing::warn!(event = "path", %error, "controller lost");
         }
     }
 
@@ -299,7 +300,7 @@ impl HostService {
         });
         let count = self.state.get().paths.len();
         if self.paths.count() > 0 {
-            tracing::warn!(%path, %error, "a path is given up");
+            tracing::warn!(event = "path", %path, %error, "a path is given up");
         } else if count == 1 || self.started.is_some() {
             self.end(self.paths.start_failure().unwrap_or(error));
         } else {

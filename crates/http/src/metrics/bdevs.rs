@@ -113,11 +113,9 @@ fn latencies(text: &mut Text, rows: &[Row]) {
 /// The counts between the borders, and that above the last one.
 fn regrouped(buckets: &[u64; LATENCY_BUCKETS]) -> [u64; BORDERS.len() + 1] {
     let mut counts = [0; BORDERS.len() + 1];
-    let mut power = FIRST_BORDER;
-    for count in buckets {
+    for (power, count) in (FIRST_BORDER..).zip(buckets) {
         let at = BORDERS.iter().position(|border| power <= *border).unwrap_or(BORDERS.len());
         counts[at] += count;
-        power += 1;
     }
     counts
 }

@@ -143,6 +143,12 @@ pub(crate) struct DiscoverArgs {
     #[command(flatten)]
     pub(crate) target: OptionalAddress,
 
+    /// File of connections (JSON) instead of an address: its discovery controllers are asked
+    /// [default without -a: /etc/nvme/config.json and /etc/nvme/discovery.conf]
+    #[arg(short = 'J', long, value_name = "FILE", help_heading = "Target")]
+    #[arg(conflicts_with_all = ["address", "mdns", "iscsi"])]
+    pub(crate) config: Option<PathBuf>,
+
     /// List the discovery controllers that announce themselves in the local network by multicast DNS
     #[arg(long, conflicts_with = "address", help_heading = "Target")]
     pub(crate) mdns: bool,
@@ -159,7 +165,7 @@ pub(crate) struct DiscoverArgs {
     pub(crate) wait: Duration,
 }
 
-/// The same arguments, where `--mdns` stands for the address.
+/// The same arguments, where `--mdns` or a file stands for the address.
 #[derive(Clone, Debug)]
 pub(crate) struct OptionalAddress(pub(crate) AddressArgs);
 
@@ -176,8 +182,7 @@ impl clap::FromArgMatches for OptionalAddress {
 impl clap::Args for OptionalAddress {
     fn augment_args(command: clap::Command) -> clap::Command {
         AddressArgs::augment_args(command).mut_arg("address", |address| {
-            let address = address.required(false).required_unless_present("mdns");
-            address.default_value_if("mdns", clap::builder::ArgPredicate::IsPresent, "")
+            address.required(false).default_value("").hide_default_value(true)
         })
     }
 

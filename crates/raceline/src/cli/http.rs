@@ -15,6 +15,10 @@ pub(crate) struct HttpArgs {
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// Show a page for browsers here, which also takes calls; may be the address of the others [default: off]
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) ui: Option<SocketAddr>,
+
     /// The file with the token that lets an HTTP client change things, as a bearer token or as the password of any user
     /// [default: http.token in --state-dir, which is made]
     #[arg(long, value_name = "FILE")]

@@ -605,3 +605,41 @@ pub(crate) enum ConfigVerb {
         yes: bool,
     },
 }
+
+/// Arguments of `nvmet`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct NvmetArgs {
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+    #[command(subcommand)]
+    pub(crate) verb: NvmetVerb,
+}
+
+/// What to do with the configuration of the kernel's target.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum NvmetVerb {
+    /// Have the daemon export what the Linux kernel's target exports
+    Import {
+        /// File that nvmetcli has saved, or the live tree in configfs
+        #[arg(value_name = "FILE|FOLDER", default_value = "/sys/kernel/config/nvmet")]
+        #[arg(value_hint = ValueHint::AnyPath)]
+        from: PathBuf,
+        /// Say what would be made, and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// State directory whose keys folder gets the secrets of hosts
+        #[arg(long, value_name = "DIR", env = super::key::STATE_VARIABLE)]
+        #[arg(default_value = super::key::DEFAULT_STATE_DIR, value_hint = ValueHint::DirPath)]
+        state_dir: PathBuf,
+    },
+    /// Write what the daemon exports as a file for nvmetcli restore
+    Export {
+        /// The file, - is standard output
+        #[arg(value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// Replace a file that is there
+        #[arg(long)]
+        force: bool,
+    },
+}

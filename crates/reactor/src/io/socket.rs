@@ -87,6 +87,17 @@ impl Socket {
         Ok(Socket { inner: Inner::Os(fd), local, peer })
     }
 
+    /// Takes over a connected stream socket of the file system: makes it non-blocking. Such a socket has no
+    /// address here: both ends are 0.0.0.0 and port 0.
+    ///
+    /// # Errors
+    /// When it cannot be made non-blocking.
+    pub fn from_unix(fd: OwnedFd) -> io::Result<Socket> {
+        SockRef::from(&fd).set_nonblocking(true)?;
+        let nowhere = SocketAddr::from(([0; 4], 0));
+        Ok(Socket { inner: Inner::Os(fd), local: nowhere, peer: nowhere })
+    }
+
     /// A socket of the kernel that a core has given up.
     pub(crate) fn released(fd: OwnedFd, (local, peer): (SocketAddr, SocketAddr)) -> Socket {
         Socket { inner: Inner::Os(fd), local, peer }

@@ -271,6 +271,16 @@ impl Control {
             })?;
         }
         drop(state);
+        if outcome.next.is_some() {
+            // Without its keys: who knows them can preempt.
+            let what = match command {
+                ReservationCommand::Register { .. } => "register",
+                ReservationCommand::Acquire { .. } => "acquire",
+                ReservationCommand::Release { .. } => "release",
+                ReservationCommand::Persist(_) => "persist",
+            };
+            tracing::info!(event = "reservation", %nqn, %nsid, host = %host.name, what, "reservations have changed");
+        }
         if !outcome.notices.is_empty() {
             unit.iter().for_each(|unit| unit.notify(&outcome.notices));
             self.tell(nqn, *nsid, &outcome.notices);

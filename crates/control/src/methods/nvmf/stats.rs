@@ -129,7 +129,7 @@ fn describe_group(core: usize, group: &PollGroupStats) -> Value {
     })
 }
 
-fn describe_host(host: &HostStats) -> Value {
+pub(in crate::methods) fn describe_host(host: &HostStats) -> Value {
     json!({
         "subnqn": host.nqn.as_str(),
         "hostnqn": host_name(&host.host),

@@ -12,15 +12,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use zeroize::Zeroizing;
 
-use self::plan::{Plan, Step, Taken};
+use self::plan::Taken;
 use super::{Daemon, names};
-use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
-use crate::shell;
-use crate::table::printable;
+use crate::manage::steps::Plan;
 
 /// A larger file is no configuration.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -46,9 +44,9 @@ pub(super) fn run(daemon: &mut Daemon, path: &Path, dry_run: bool) -> Result<(),
     let mut plan = Plan::new(&saved, taken).map_err(wrong)?;
     plan.remarks.extend(passed_over);
     if !dry_run {
-        carry_out(daemon, &plan.steps)?;
+        plan.carry_out(daemon)?;
     }
-    report(daemon, &plan, dry_run)
+    plan.report(daemon.output, dry_run)
 }
 
 fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
@@ -66,49 +64,4 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
 fn tags(daemon: &mut Daemon, method: &str) -> Result<Vec<u64>, Failure> {
     let groups = daemon.list(method, Value::Null)?;
     Ok(groups.iter().filter_map(|group| group["tag"].as_u64()).collect())
-}
-
-/// Makes the calls. If the daemon refuses one, those before it are taken back.
-fn carry_out(daemon: &mut Daemon, steps: &[Step]) -> Result<(), Failure> {
-    for (place, step) in steps.iter().enumerate() {
-        let Err(failure) = daemon.call(step.method, step.params.clone()) else { continue };
-        let mut left = Vec::new();
-        for done in steps[..place].iter().rev() {
-            let Some((method, params)) = &done.undo else { continue };
-            if daemon.call(method, params.clone()).is_err() {
-                left.push(done.what.as_str());
-            }
-        }
-        let then = match left.is_empty() {
-            true => "nothing was imported".to_owned(),
-            false => format!("these are there now, and could not be removed: {}", left.join("; ")),
-        };
-        let text = format!("{}: {}; {then}", step.what, failure.message);
-        return Err(Failure::runtime(printable(&text)));
-    }
-    Ok(())
-}
-
-fn report(daemon: &Daemon, plan: &Plan, dry_run: bool) -> Result<(), Failure> {
-    let steps: Vec<&str> = plan.steps.iter().map(|step| step.what.as_str()).collect();
-    let text = match daemon.output {
-        OutputFormat::Json => {
-            let report = json!({ "dry_run": dry_run, "steps": steps, "remarks": plan.remarks });
-            format!("{report:#}\n")
-        }
-        OutputFormat::Table => {
-            let mut text = String::new();
-            for step in steps {
-                let begin = if dry_run { "would make" } else { "made" };
-                text.push_str(&printable(&format!("{begin} {step}")));
-                text.push('\n');
-            }
-            for remark in &plan.remarks {
-                text.push_str(&printable(&format!("not the same: {remark}")));
-                text.push('\n');
-            }
-            text
-        }
-    };
-    shell::print(text.as_bytes())
 }

@@ -28,8 +28,12 @@ pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
             HostWish::Register(registration, peer) => control.register(&host, *peer, registration),
         };
         match result {
-            Ok(_) => tracing::info!(%nqn, %host, ?wish, "done as the host wants"),
-            Err(status) => tracing::warn!(%nqn, %host, ?wish, %status, "refused"),
+            Ok(_) => {
+                tracing::info!(event = "namespace", %nqn, %host, ?wish, "done as the host wants")
+            }
+            Err(status) => {
+                tracing::warn!(event = "namespace", %nqn, %host, ?wish, %status, "refused")
+            }
         }
         control.shared.send(from.conn.core, Message::Managed { to: from, result });
     }

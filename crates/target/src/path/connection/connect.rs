@@ -90,7 +90,7 @@ impl Connection {
     }
 
     fn refuse_connect(&mut self, core: &mut Core, command: CommandSlot, error: &ConnectError) {
-        tracing::info!(peer = %self.ends.peer, %error, "refused Connect");
+        tracing::info!(event = "refused", peer = %self.ends.peer, %error, "refused Connect");
         let cid = self.commands.slots.get(command.key()).cid();
         let (status, dw0) = (error.status, error.dw0());
         self.commands.finish(core, command, Cqe { cid, status, dw0, ..Cqe::default() });
@@ -148,7 +148,7 @@ impl Connection {
             stats.attach(Arc::clone(self.commands.counters()));
         }
         let peer = self.ends.peer;
-        tracing::info!(%peer, host = %joining.hostnqn, %cntlid, "host connected");
+        tracing::info!(event = "connect", %peer, host = %joining.hostnqn, subsystem = %joining.subnqn, %cntlid, "host connected");
         let mut association = Association::new(controller, (self.key, peer), nqn, stats);
         if channel == Channel::Concatenated {
             // The first key of an association takes the place of none.

@@ -88,7 +88,7 @@ impl Connection {
     /// One line for operators about a host that may not connect in the way in which it came.
     fn tell_refusal(&self, request: &ConnectRequest, why: &str) {
         let (host, subsystem) = (&request.hostnqn, &request.subnqn);
-        tracing::warn!(peer = %self.ends.peer, %host, %subsystem, local = %self.ends.local, "refused a host: {why}");
+        tracing::warn!(event = "refused", peer = %self.ends.peer, %host, %subsystem, local = %self.ends.local, "refused a host: {why}");
         tracing::info!(
             target: "raceline::audit",
             event = "connect",

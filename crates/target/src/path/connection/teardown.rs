@@ -140,7 +140,7 @@ impl Connection {
         if let Role::Admin(association) = &mut self.role {
             association.end(core, self.commands.counters(), now);
             let cntlid = association.cntlid();
-            tracing::info!(peer = %self.ends.peer, %cntlid, "association ended");
+            tracing::info!(event = "disconnect", peer = %self.ends.peer, %cntlid, "association ended");
         }
         let proving = if let Role::Proving(io) = &self.role { Some(&**io) } else { None };
         if let Some(io) = self.commands.io.as_ref().or(proving) {

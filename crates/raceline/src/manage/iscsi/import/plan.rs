@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::manage::steps::{Plan, Step};
+
 use super::saveconfig::{Lun, NodeAcl, Portal, Saved, Secrets, StorageObject, Target, Tpg};
 
 const BLOCK_BYTES: u64 = 512;
@@ -37,17 +39,6 @@ const KNOWN_PARAMETERS: &[&str] = &[
     "TargetAlias",
 ];
 
-/// A call of the daemon.
-pub(super) struct Step {
-    /// What it makes, without secrets.
-    pub(super) what: String,
-    pub(super) method: &'static str,
-    /// May have secrets.
-    pub(super) params: Value,
-    /// The call that takes it back.
-    pub(super) undo: Option<(&'static str, Value)>,
-}
-
 /// Names and tags that the daemon has.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
@@ -55,15 +46,6 @@ pub(super) struct Taken {
     pub(super) portal_groups: Vec<u64>,
     pub(super) initiator_groups: Vec<u64>,
     pub(super) auth_groups: Vec<u64>,
-}
-
-/// What is to be done.
-#[derive(Default)]
-pub(super) struct Plan {
-    /// In this order.
-    pub(super) steps: Vec<Step>,
-    /// What is not the same afterwards.
-    pub(super) remarks: Vec<String>,
 }
 
 impl Plan {

@@ -44,7 +44,7 @@ impl Connection {
             }
             Err(Denied::Status(status)) => {
                 let (peer, initiator) = (self.ends.peer, &who.initiator_name);
-                tracing::info!(%peer, %initiator, target = ?who.target_name, %status, "iSCSI login refused");
+                tracing::info!(event = "refused", %peer, %initiator, target = ?who.target_name, %status, "iSCSI login refused");
                 self.out.proto.refuse(status);
             }
         }
@@ -197,11 +197,11 @@ impl Connection {
             if let Some(session) = &self.session {
                 let (initiator, target) = (&session.nexus.initiator, &session.nexus.target);
                 let (peer, place) = (self.ends.peer, core.index);
-                tracing::info!(%peer, initiator, target, core = place, "iSCSI session begins");
+                tracing::info!(event = "connect", %peer, initiator, target, core = place, "iSCSI session begins");
             }
         } else if self.out.proto.is_closing() {
             if let Some((status, why)) = self.out.proto.refusal() {
-                tracing::info!(peer = %self.ends.peer, %status, why, "iSCSI login refused");
+                tracing::info!(event = "refused", peer = %self.ends.peer, %status, why, "iSCSI login refused");
             }
             self.end(cx, core);
         }

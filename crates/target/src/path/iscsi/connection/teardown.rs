@@ -207,7 +207,7 @@ impl Connection {
             let waiting = core.shared.sessions().release(&session.nexus, place);
             self.successors.extend(waiting);
             let (initiator, target) = (&session.nexus.initiator, &session.nexus.target);
-            tracing::info!(%peer, initiator, target, "iSCSI session ended");
+            tracing::info!(event = "disconnect", %peer, initiator, target, "iSCSI session ended");
         }
         self.successors.dedup();
         for to in self.successors.drain(..) {

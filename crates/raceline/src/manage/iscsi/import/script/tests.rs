@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::manage::iscsi::import::plan::{Plan, Taken};
+use crate::manage::iscsi::import::plan::Taken;
+use crate::manage::steps::Plan;
 
 fn plan_of(text: &str) -> Plan {
     Plan::new(&read(text).unwrap().saved, Taken::default()).unwrap()

@@ -1,0 +1,561 @@
+//! The server's side of the fixed newstyle negotiation.
+
+use super::export::ExportFacts;
+use super::wire::{
+    self, BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, NBD_MAGIC,
+    OPTION_LEN, OPTION_MAGIC, OPTION_REPLY_MAGIC, info, option, option_reply,
+};
+
+/// Options of one connection: more than any client needs.
+pub const MAX_OPTIONS: u32 = 128;
+
+/// Most bytes of data of an option that are looked at: a name has at most 4,096.
+const MAX_OPTION_DATA: u32 = 8 << 10;
+
+/// Most bytes of data of an option that are thrown away.
+const MAX_SKIPPED: u32 = 1 << 20;
+
+/// Bytes of zeroes that end the answer to EXPORT_NAME.
+const EXPORT_NAME_ZEROES: usize = 124;
+
+/// What client and server have agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Which export it is.
+    pub export: usize,
+    /// Replies with data are structured.
+    pub structured: bool,
+    /// The context `base:allocation` was chosen.
+    pub allocation: bool,
+}
+
+/// How far the negotiation is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The client has to send more.
+    Goes,
+    /// Requests follow.
+    Begins(Agreement),
+    /// The client has ended it in order: the connection is closed when it has the answer.
+    Ends,
+    /// The client has broken the protocol: the connection is closed.
+    Broken(Refused),
+}
+
+/// How a client has broken the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It has set handshake flags that it was not offered.
+    #[error("it answers with the flags {0:#x}, of which not all were offered")]
+    Flags(u32),
+    /// An option does not begin with the magic number.
+    #[error("an option begins with {0:#018x} instead of IHAVEOPT")]
+    Magic(u64),
+    /// An option is longer than what is thrown away.
+    #[error("option {0} has {1} bytes of data, more than 1 MiB")]
+    TooLong(u32, u32),
+    /// It sends options without end.
+    #[error("it has sent {MAX_OPTIONS} options and begins nothing")]
+    TooMany,
+    /// It asks by EXPORT_NAME, which has no other answer, for something that is not there.
+    #[error("it asks for an export that is not there")]
+    Unknown,
+}
+
+/// The state of a negotiation. It holds at most one option.
+#[derive(Debug)]
+pub struct Negotiation {
+    /// Bytes of what has not come whole: the client's flags, or an option.
+    pending: Vec<u8>,
+    has_flags: bool,
+    no_zeroes: bool,
+    /// Bytes of an option that is too long, to be thrown away.
+    skip: u32,
+    options: u32,
+    structured: bool,
+    /// The export for which `base:allocation` was chosen.
+    allocation: Option<usize>,
+}
+
+impl Negotiation {
+    /// Begins one: appends what the server says first.
+    #[must_use]
+    pub fn new(out: &mut Vec<u8>) -> Self {
+        out.extend(NBD_MAGIC.to_be_bytes());
+        out.extend(OPTION_MAGIC.to_be_bytes());
+        out.extend((FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+        Self {
+            pending: Vec::new(),
+            has_flags: false,
+            no_zeroes: false,
+            skip: 0,
+            options: 0,
+            structured: false,
+            allocation: None,
+        }
+    }
+
+    /// Takes bytes of the client, and appends answers; gives how many of the bytes it has taken. It takes all of them
+    /// while [`Progress::Goes`].
+    pub fn handle(
+        &mut self,
+        exports: &[ExportFacts],
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> (usize, Progress) {
+        let mut rest = input;
+        loop {
+            let taken = |rest: &[u8]| input.len() - rest.len();
+            let skipped =
+                usize::try_from(self.skip).map_or(rest.len(), |skip| skip.min(rest.len()));
+            rest = &rest[skipped..];
+            self.skip -= u32::try_from(skipped).unwrap_or(self.skip);
+            let wanted = match self.wanted() {
+                Ok(wanted) => wanted,
+                Err(refused) => return (taken(rest), Progress::Broken(refused)),
+            };
+            let (now, later) = rest.split_at(rest.len().min(wanted - self.pending.len()));
+            self.pending.extend_from_slice(now);
+            rest = later;
+            if self.skip > 0 || self.pending.len() < wanted {
+                return (taken(rest), Progress::Goes);
+            }
+            match self.wanted() {
+                // The header of an option wants its data.
+                Ok(more) if more > self.pending.len() => continue,
+                Ok(_) => {}
+                Err(refused) => return (taken(rest), Progress::Broken(refused)),
+            }
+            let whole = std::mem::take(&mut self.pending);
+            match self.handle_whole(exports, &whole, out) {
+                Progress::Goes => {}
+                progress => return (taken(rest), progress),
+            }
+        }
+    }
+
+    /// How long that is of which `pending` is the beginning, as far as is known.
+    fn wanted(&self) -> Result<usize, Refused> {
+        if !self.has_flags {
+            return Ok(size_of::<u32>());
+        }
+        let Some((magic, rest)) = wire::split_u64(&self.pending) else { return Ok(OPTION_LEN) };
+        if magic != OPTION_MAGIC {
+            return Err(Refused::Magic(magic));
+        }
+        let Some((kind, rest)) = wire::split_u32(rest) else { return Ok(OPTION_LEN) };
+        let Some((len, _)) = wire::split_u32(rest) else { return Ok(OPTION_LEN) };
+        if len > MAX_SKIPPED {
+            return Err(Refused::TooLong(kind, len));
+        }
+        // What is too long is answered, and thrown away.
+        let data = if len > MAX_OPTION_DATA { 0 } else { usize::try_from(len).unwrap_or(0) };
+        Ok(OPTION_LEN + data)
+    }
+
+    fn handle_whole(
+        &mut self,
+        exports: &[ExportFacts],
+        whole: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Progress {
+        if !self.has_flags {
+            let flags = wire::split_u32(whole).map_or(0, |(flags, _)| flags);
+            if flags & !u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES) != 0 {
+                return Progress::Broken(Refused::Flags(flags));
+            }
+            self.has_flags = true;
+            self.no_zeroes = flags & u32::from(FLAG_NO_ZEROES) != 0;
+            return Progress::Goes;
+        }
+        let (header, data) = whole.split_at(OPTION_LEN);
+        let (kind, len) = wire::split_u32(&header[8..])
+            .and_then(|(kind, rest)| Some((kind, wire::split_u32(rest)?.0)))
+            .unwrap_or((0, 0));
+        self.options += 1;
+        if self.options > MAX_OPTIONS {
+            return Progress::Broken(Refused::TooMany);
+        }
+        if len > MAX_OPTION_DATA {
+            if kind == option::EXPORT_NAME {
+                return Progress::Broken(Refused::Unknown);
+            }
+            self.skip = len;
+            return answer(out, kind, option_reply::ERR_TOO_BIG, b"the option has too many data");
+        }
+        self.handle_option(exports, kind, data, out)
+    }
+
+    fn handle_option(
+        &mut self,
+        exports: &[ExportFacts],
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Progress {
+        match kind {
+            option::EXPORT_NAME => self.export_name(exports, data, out),
+            option::ABORT => {
+                answer(out, kind, option_reply::ACK, b"");
+                Progress::Ends
+            }
+            option::LIST if data.is_empty() => {
+                for export in exports {
+                    let name_len = u32::try_from(export.name.len()).unwrap_or(0);
+                    let name = [&name_len.to_be_bytes(), export.name.as_bytes()].concat();
+                    let data = [&name, export.description.as_bytes()].concat();
+                    answer(out, kind, option_reply::SERVER, &data);
+                }
+                answer(out, kind, option_reply::ACK, b"")
+            }
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                answer(out, kind, option_reply::ACK, b"")
+            }
+            option::LIST | option::STRUCTURED_REPLY => invalid(out, kind, "the option has no data"),
+            option::INFO | option::GO => self.info(exports, kind, data, out),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(exports, kind, data, out)
+            }
+            _ => {
+                answer(out, kind, option_reply::ERR_UNSUP, b"the server does not have this option")
+            }
+        }
+    }
+
+    fn agreement(&self, export: usize) -> Agreement {
+        let allocation = self.allocation == Some(export);
+        Agreement { export, structured: self.structured, allocation }
+    }
+
+    fn export_name(&self, exports: &[ExportFacts], name: &[u8], out: &mut Vec<u8>) -> Progress {
+        let Some((index, export)) = find(exports, name) else {
+            return Progress::Broken(Refused::Unknown);
+        };
+        out.extend(export.bytes.to_be_bytes());
+        out.extend(export.flags(self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            out.extend([0; EXPORT_NAME_ZEROES]);
+        }
+        Progress::Begins(self.agreement(index))
+    }
+
+    /// INFO and GO.
+    fn info(&self, exports: &[ExportFacts], kind: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+        let Some((name, wanted)) = parse_info(data) else {
+            return invalid(out, kind, "the lengths in the option do not fit its data");
+        };
+        let Some((index, export)) = find(exports, name) else { return unknown(out, kind) };
+        let wants = |what: u16| wanted.chunks_exact(2).any(|it| it == what.to_be_bytes());
+        // Without being asked, clients take 512 bytes for a block.
+        if !wants(info::BLOCK_SIZE) && export.block_bytes > 512 {
+            let text = "requests have to be whole blocks: ask for NBD_INFO_BLOCK_SIZE";
+            return answer(out, kind, option_reply::ERR_BLOCK_SIZE_REQD, text.as_bytes());
+        }
+        let mut tell = |what: u16, data: &[u8]| {
+            let data = [&what.to_be_bytes(), data].concat();
+            answer(out, kind, option_reply::INFO, &data);
+        };
+        let flags = export.flags(self.structured).to_be_bytes();
+        tell(info::EXPORT, &[&export.bytes.to_be_bytes()[..], &flags].concat());
+        tell(info::BLOCK_SIZE, export.block_sizes().map(u32::to_be_bytes).as_flattened());
+        if wants(info::NAME) {
+            tell(info::NAME, export.name.as_bytes());
+        }
+        if wants(info::DESCRIPTION) && !export.description.is_empty() {
+            tell(info::DESCRIPTION, export.description.as_bytes());
+        }
+        answer(out, kind, option_reply::ACK, b"");
+        if kind == option::GO { Progress::Begins(self.agreement(index)) } else { Progress::Goes }
+    }
+
+    /// LIST_META_CONTEXT and SET_META_CONTEXT.
+    fn meta_context(
+        &mut self,
+        exports: &[ExportFacts],
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Progress {
+        let is_set = kind == option::SET_META_CONTEXT;
+        if is_set {
+            self.allocation = None;
+            if !self.structured {
+                return invalid(out, kind, "structured replies have to be negotiated before");
+            }
+        }
+        let Some((name, queries)) = parse_meta_context(data) else {
+            return invalid(out, kind, "the lengths in the option do not fit its data");
+        };
+        let Some((index, export)) = find(exports, name) else { return unknown(out, kind) };
+        let names_it =
+            |query: &&[u8]| *query == BASE_ALLOCATION.as_bytes() || (!is_set && *query == b"base:");
+        let lists_all = !is_set && queries.is_empty();
+        if export.knows_holes && (lists_all || queries.iter().any(names_it)) {
+            let id = if is_set { BASE_ALLOCATION_ID } else { 0 };
+            let data = [&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
+            answer(out, kind, option_reply::META_CONTEXT, &data);
+            if is_set {
+                self.allocation = Some(index);
+            }
+        }
+        answer(out, kind, option_reply::ACK, b"")
+    }
+}
+
+/// The export of a name; the empty name is the first.
+fn find<'a>(exports: &'a [ExportFacts], name: &[u8]) -> Option<(usize, &'a ExportFacts)> {
+    let is_it = |export: &ExportFacts| name.is_empty() || export.name.as_bytes() == name;
+    exports.iter().enumerate().find(|(_, export)| is_it(export))
+}
+
+/// The name, and the kinds of information as they came.
+fn parse_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (name, rest) = split_counted(data)?;
+    let (count, wanted) = wire::split_u16(rest)?;
+    (wanted.len() == 2 * usize::from(count)).then_some((name, wanted))
+}
+
+/// The name of the export, and the queries.
+fn parse_meta_context(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let (name, rest) = split_counted(data)?;
+    let (count, mut rest) = wire::split_u32(rest)?;
+    let mut queries = Vec::new();
+    // Each query takes bytes of `rest`, so that `count` may be any number.
+    for _ in 0..count {
+        let (query, more) = split_counted(rest)?;
+        queries.push(query);
+        rest = more;
+    }
+    rest.is_empty().then_some((name, queries))
+}
+
+/// Bytes behind their length, and the rest.
+fn split_counted(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = wire::split_u32(data)?;
+    rest.split_at_checked(usize::try_from(len).ok()?)
+}
+
+fn answer(out: &mut Vec<u8>, kind: u32, reply: u32, data: &[u8]) -> Progress {
+    out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend(reply.to_be_bytes());
+    out.extend(u32::try_from(data.len()).unwrap_or(0).to_be_bytes());
+    out.extend(data);
+    Progress::Goes
+}
+
+fn invalid(out: &mut Vec<u8>, kind: u32, text: &str) -> Progress {
+    answer(out, kind, option_reply::ERR_INVALID, text.as_bytes())
+}
+
+fn unknown(out: &mut Vec<u8>, kind: u32) -> Progress {
+    answer(out, kind, option_reply::ERR_UNKNOWN, b"there is no such export")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn exports() -> Vec<ExportFacts> {
+        let disk = ExportFacts {
+            name: "disk".to_owned(),
+            description: "a disk".to_owned(),
+            bytes: 1 << 20,
+            block_bytes: 512,
+            preferred_bytes: 4096,
+            read_only: false,
+            trims: true,
+            fast_zero: true,
+            in_memory: false,
+            knows_holes: true,
+        };
+        let large = ExportFacts {
+            name: "large".to_owned(),
+            block_bytes: 4096,
+            read_only: true,
+            knows_holes: false,
+            ..disk.clone()
+        };
+        vec![disk, large]
+    }
+
+    fn option(kind: u32, data: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(data.len()).unwrap();
+        let header = [&OPTION_MAGIC.to_be_bytes()[..], &kind.to_be_bytes(), &len.to_be_bytes()];
+        [&header.concat(), data].concat()
+    }
+
+    fn go(kind: u32, name: &str, wanted: &[u16]) -> Vec<u8> {
+        let mut data = counted(name);
+        data.extend(u16::try_from(wanted.len()).unwrap().to_be_bytes());
+        data.extend(wanted.iter().flat_map(|it| it.to_be_bytes()));
+        option(kind, &data)
+    }
+
+    fn counted(text: &str) -> Vec<u8> {
+        [&u32::try_from(text.len()).unwrap().to_be_bytes(), text.as_bytes()].concat()
+    }
+
+    fn context(kind: u32, name: &str, queries: &[&str]) -> Vec<u8> {
+        let mut data = counted(name);
+        data.extend(u32::try_from(queries.len()).unwrap().to_be_bytes());
+        data.extend(queries.iter().flat_map(|query| counted(query)));
+        option(kind, &data)
+    }
+
+    /// Feeds it whole; gives the replies (type, data) and what has come of it.
+    fn talk(messages: &[Vec<u8>]) -> (Vec<(u32, Vec<u8>)>, Progress) {
+        let mut out = Vec::new();
+        let mut negotiation = Negotiation::new(&mut out);
+        out.clear();
+        let input = [vec![0, 0, 0, 3], messages.concat()].concat();
+        let (_, progress) = negotiation.handle(&exports(), &input, &mut out);
+        let mut replies = Vec::new();
+        let mut rest = &out[..];
+        while let Some((header, more)) = rest.split_at_checked(20) {
+            assert_eq!(header[..8], OPTION_REPLY_MAGIC.to_be_bytes());
+            let reply = u32::from_be_bytes(header[12..16].try_into().unwrap());
+            let len = u32::from_be_bytes(header[16..].try_into().unwrap());
+            let (data, more) = more.split_at(len.try_into().unwrap());
+            replies.push((reply, data.to_vec()));
+            rest = more;
+        }
+        (replies, progress)
+    }
+
+    fn kinds(replies: &[(u32, Vec<u8>)]) -> Vec<u32> {
+        replies.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    #[test]
+    fn a_client_chooses_an_export() {
+        let messages = [
+            option(option::STRUCTURED_REPLY, b""),
+            context(option::SET_META_CONTEXT, "disk", &["x:y", BASE_ALLOCATION]),
+            go(option::GO, "disk", &[info::BLOCK_SIZE, info::NAME]),
+        ];
+        let (replies, progress) = talk(&messages);
+        let agreed = Agreement { export: 0, structured: true, allocation: true };
+        assert_eq!(progress, Progress::Begins(agreed));
+        assert_eq!(kinds(&replies), [1, 4, 1, 3, 3, 3, 1]);
+        assert_eq!(replies[1].1, b"\0\0\0\x01base:allocation");
+        assert_eq!(replies[3].1[..10], *b"\0\0\0\0\0\0\0\x10\0\0");
+        assert_eq!(replies[4].1, b"\0\x03\0\0\x02\0\0\0\x10\0\x02\0\0\0");
+        assert_eq!(replies[5].1, b"\0\x01disk");
+        let (_, progress) = talk(&[option(option::ABORT, b"")]);
+        assert_eq!(progress, Progress::Ends);
+    }
+
+    #[test]
+    fn what_cannot_be_is_answered_and_the_negotiation_goes_on() {
+        use option_reply::{ERR_BLOCK_SIZE_REQD, ERR_INVALID, ERR_TOO_BIG, ERR_UNKNOWN, ERR_UNSUP};
+        for (message, reply) in [
+            (option(option::STARTTLS, b""), ERR_UNSUP),
+            (option(11, b""), ERR_UNSUP),
+            (option(77, b"xxx"), ERR_UNSUP),
+            (option(option::LIST, b"x"), ERR_INVALID),
+            (option(option::STRUCTURED_REPLY, b"x"), ERR_INVALID),
+            (option(option::GO, b""), ERR_INVALID),
+            (option(option::GO, &[0xff; 20]), ERR_INVALID),
+            (option(option::INFO, &[0, 0, 0, 0, 0, 9]), ERR_INVALID),
+            (go(option::GO, "no", &[]), ERR_UNKNOWN),
+            (go(option::GO, "large", &[]), ERR_BLOCK_SIZE_REQD),
+            (context(option::SET_META_CONTEXT, "disk", &[]), ERR_INVALID),
+            (context(option::LIST_META_CONTEXT, "no", &[]), ERR_UNKNOWN),
+            (option(option::LIST_META_CONTEXT, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]), ERR_INVALID),
+            (option(option::LIST, &[0; 9000]), ERR_TOO_BIG),
+        ] {
+            let (replies, progress) = talk(&[message.clone(), option(option::LIST, b"")]);
+            assert_eq!(kinds(&replies), [reply, 2, 2, 1], "{message:?}");
+            assert_eq!(progress, Progress::Goes);
+        }
+    }
+
+    #[test]
+    fn contexts_are_listed_for_what_has_them() {
+        for (name, query, listed) in [
+            ("disk", None, true),
+            ("disk", Some("base:"), true),
+            ("disk", Some(BASE_ALLOCATION), true),
+            ("disk", Some("qemu:"), false),
+            ("large", None, false),
+        ] {
+            let queries: Vec<&str> = query.into_iter().collect();
+            let (replies, _) = talk(&[context(option::LIST_META_CONTEXT, name, &queries)]);
+            assert_eq!(replies.len() == 2, listed, "{name} {query:?}");
+        }
+        // A choice is for one export, and ends with the next choice.
+        let structured = option(option::STRUCTURED_REPLY, b"");
+        let set = context(option::SET_META_CONTEXT, "disk", &[BASE_ALLOCATION]);
+        let other = go(option::GO, "large", &[info::BLOCK_SIZE]);
+        let (_, progress) = talk(&[structured.clone(), set.clone(), other]);
+        let agreed = Agreement { export: 1, structured: true, allocation: false };
+        assert_eq!(progress, Progress::Begins(agreed));
+        let none = context(option::SET_META_CONTEXT, "disk", &[]);
+        let (_, progress) = talk(&[structured, set, none, go(option::GO, "disk", &[])]);
+        assert_eq!(progress, Progress::Begins(Agreement { export: 0, ..agreed }));
+    }
+
+    #[test]
+    fn a_client_that_breaks_the_protocol_is_told_apart() {
+        let (_, progress) = talk(&[vec![b'x'; 16]]);
+        assert!(matches!(progress, Progress::Broken(Refused::Magic(_))), "{progress:?}");
+        let mut long = option(option::LIST, b"");
+        long[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+        let (_, progress) = talk(&[long]);
+        assert_eq!(progress, Progress::Broken(Refused::TooLong(option::LIST, u32::MAX)));
+        let endless = vec![option(option::LIST, b""); 200];
+        let (replies, progress) = talk(&endless);
+        assert_eq!(progress, Progress::Broken(Refused::TooMany));
+        assert_eq!(replies.len(), 128 * 3);
+        let (_, progress) = talk(&[option(option::EXPORT_NAME, b"no")]);
+        assert_eq!(progress, Progress::Broken(Refused::Unknown));
+        let mut negotiation = Negotiation::new(&mut Vec::new());
+        let (_, progress) = negotiation.handle(&exports(), &[0, 0, 0, 4], &mut Vec::new());
+        assert_eq!(progress, Progress::Broken(Refused::Flags(4)));
+    }
+
+    #[test]
+    fn the_old_way_to_begin_ends_with_zeroes_unless_told_not_to() {
+        for (flags, len) in [(3, 10), (1, 134), (0, 134)] {
+            let (mut out, mut greeting) = (Vec::new(), Vec::new());
+            let mut negotiation = Negotiation::new(&mut greeting);
+            let mut input = vec![0, 0, 0, flags];
+            input.extend(option(option::EXPORT_NAME, b"large"));
+            input.extend(b"request");
+            let (taken, progress) = negotiation.handle(&exports(), &input, &mut out);
+            assert_eq!((out.len(), input.len() - taken), (len, 7));
+            assert!(matches!(progress, Progress::Begins(Agreement { export: 1, .. })));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_no_difference(
+            choice in proptest::collection::vec((0_u32..14, proptest::collection::vec(any::<u8>(), 0..40)), 0..6),
+            pieces in proptest::collection::vec(1_usize..50, 1..100),
+        ) {
+            let exports = exports();
+            let mut input = vec![0, 0, 0, 3];
+            input.extend(choice.iter().flat_map(|(kind, data)| option(*kind, data)));
+            let run = |sizes: &mut dyn Iterator<Item = usize>| {
+                let mut out = Vec::new();
+                let mut negotiation = Negotiation::new(&mut out);
+                let mut rest = &input[..];
+                loop {
+                    let now = sizes.next().unwrap_or(usize::MAX).min(rest.len());
+                    let (taken, progress) = negotiation.handle(&exports, &rest[..now], &mut out);
+                    rest = &rest[taken..];
+                    if progress != Progress::Goes || rest.is_empty() {
+                        return (out, progress, rest.len());
+                    }
+                }
+            };
+            let whole = run(&mut std::iter::empty());
+            prop_assert_eq!(run(&mut pieces.iter().copied().cycle()), whole);
+        }
+    }
+}

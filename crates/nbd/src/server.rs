@@ -1,0 +1,220 @@
+//! A server: acceptors, and cores that carry out the requests of their connections.
+
+mod budget;
+mod connection;
+mod core;
+mod execute;
+mod listen;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+
+use self::core::{Core, Message};
+use self::listen::Acceptor;
+pub use self::listen::{Endpoint, Listening};
+use crate::protocol::{ExportFacts, wire};
+
+/// The port where clients look.
+pub const DEFAULT_PORT: u16 = wire::PORT;
+
+/// Connections of a server at a time, unless told otherwise.
+pub const DEFAULT_MAX_CONNECTIONS: usize = 64;
+
+/// Most exports of a server: each has a channel on each core.
+const MAX_EXPORTS: usize = 64;
+
+/// Sizes and numbers of a core's buffers, 37 MiB; what finds none is allocated, within the bounds of `budget`.
+const POOL: [(usize, usize); 4] = [(4 << 10, 256), (64 << 10, 64), (256 << 10, 64), (1 << 20, 16)];
+
+/// A device under the name by which clients ask for it.
+#[derive(Clone)]
+pub struct Export {
+    /// The name, at most 4,096 bytes.
+    pub name: String,
+    /// A text for people.
+    pub description: String,
+    /// The device.
+    pub device: SharedBdev,
+    /// Writes are refused, although the device may take them.
+    pub read_only: bool,
+}
+
+impl Export {
+    /// What clients that connect now are told of it.
+    fn facts(&self) -> ExportFacts {
+        let info: BdevInfo = self.device.info();
+        ExportFacts {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            bytes: info.block_count * u64::from(info.block_size),
+            block_bytes: info.block_size,
+            preferred_bytes: info.physical_block_size.max(4096),
+            read_only: self.read_only || info.read_only,
+            trims: info.deallocate,
+            fast_zero: info.deallocate && info.deallocate_zeroes,
+            in_memory: info.reads_in_place,
+            knows_holes: info.knows_holes,
+        }
+    }
+}
+
+/// How to serve.
+#[derive(Clone)]
+pub struct ServerConfig {
+    /// What is served, one to 64. The first also has the empty name.
+    pub exports: Vec<Export>,
+    /// Where to listen.
+    pub endpoints: Vec<Endpoint>,
+    /// The cores: a number to pin the thread to, or none to let it float.
+    pub cores: Vec<Option<usize>>,
+    /// How eagerly cores look for work.
+    pub mode: Mode,
+    /// How cores do I/O.
+    pub backend: Backend,
+    /// Connections at a time; those beyond are closed at once.
+    pub max_connections: usize,
+}
+
+impl ServerConfig {
+    /// One core that floats, and the defaults.
+    #[must_use]
+    pub fn new(exports: Vec<Export>, endpoints: Vec<Endpoint>) -> Self {
+        Self {
+            exports,
+            endpoints,
+            cores: vec![None],
+            mode: Mode::default(),
+            backend: Backend::Auto,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
+        }
+    }
+}
+
+/// Why a server does not start, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The configuration cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {endpoint}: {source}")]
+    Listen {
+        /// The address.
+        endpoint: Endpoint,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something else than a socket is in the way.
+    #[error(
+        "cannot listen on {0}: there is a file that is no socket; choose another path, or move it away"
+    )]
+    NotASocket(PathBuf),
+    /// Another process listens there.
+    #[error("cannot listen on {0}: another process listens there; choose another path, or stop it")]
+    InUse(PathBuf),
+    /// A core cannot be started, or its channels cannot be opened.
+    #[error("cannot start a core: {0}")]
+    Core(io::Error),
+}
+
+/// A running server. Dropped without [`Server::stop`], its threads run on.
+pub struct Server {
+    cores: Vec<ReactorHandle<Message>>,
+    acceptors: Vec<Acceptor>,
+}
+
+impl Server {
+    /// Opens the channels on all cores, then listens.
+    ///
+    /// # Errors
+    /// When that is not possible; then nothing of it is left.
+    pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
+        check(config)?;
+        let count = Arc::new(AtomicUsize::new(0));
+        let mut server = Self { cores: Vec::new(), acceptors: Vec::new() };
+        for (number, core) in config.cores.iter().enumerate() {
+            let reactor = ReactorConfig {
+                core: *core,
+                mode: config.mode,
+                backend: config.backend,
+                pool: PoolConfig::new(&POOL),
+                name: format!("nbd-{number}"),
+                ..ReactorConfig::default()
+            };
+            let exports = config.exports.clone();
+            match Reactor::spawn(reactor, move |cx| Core::new(cx, exports)) {
+                Ok(core) => server.cores.push(core),
+                Err(error) => {
+                    server.stop();
+                    return Err(ServerError::Core(error));
+                }
+            }
+        }
+        for endpoint in &config.endpoints {
+            let senders = server.cores.iter().map(|core| core.sender().clone()).collect();
+            let places = listen::Places::new(Arc::clone(&count), config.max_connections);
+            match Acceptor::start(endpoint, senders, places) {
+                Ok(acceptor) => server.acceptors.push(acceptor),
+                Err(error) => {
+                    server.stop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(server)
+    }
+
+    /// Where it listens, with real ports, in the order of the configuration.
+    #[must_use]
+    pub fn listening(&self) -> Vec<Listening> {
+        self.acceptors.iter().map(|acceptor| acceptor.listening().clone()).collect()
+    }
+
+    /// False once a core has ended by itself.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.cores.iter().all(ReactorHandle::is_running)
+    }
+
+    /// Accepts no more connections, lets requests that have come end and be answered within 5 s, and closes the
+    /// connections.
+    pub fn stop(mut self) {
+        for acceptor in self.acceptors.drain(..) {
+            acceptor.stop();
+        }
+        for core in &self.cores {
+            // A core that has ended by itself has logged why.
+            let _ = core.sender().send(Message::Stop);
+        }
+        for core in self.cores.drain(..) {
+            if let Err(error) = core.join() {
+                tracing::error!("{error}");
+            }
+        }
+    }
+}
+
+fn check(config: &ServerConfig) -> Result<(), ServerError> {
+    const MAX_NAME_BYTES: usize = 4096;
+    let invalid = |text: String| Err(ServerError::Invalid(text));
+    if config.exports.is_empty() || config.exports.len() > MAX_EXPORTS {
+        return invalid(format!("a server has 1 to {MAX_EXPORTS} exports"));
+    }
+    if config.cores.is_empty() || config.endpoints.is_empty() {
+        return invalid("a server needs a core and an address to listen on".to_owned());
+    }
+    for (index, export) in config.exports.iter().enumerate() {
+        if export.name.len() > MAX_NAME_BYTES || export.description.len() > MAX_NAME_BYTES {
+            return invalid(format!("an export's name has at most {MAX_NAME_BYTES} bytes"));
+        }
+        if config.exports[..index].iter().any(|other| other.name == export.name) {
+            return invalid(format!("there are two exports of the name `{}`", export.name));
+        }
+    }
+    Ok(())
+}

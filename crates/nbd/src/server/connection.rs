@@ -1,0 +1,550 @@
+//! A connection: what it receives, which requests it has, and what it answers.
+
+use std::io;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use raceline_reactor::flow::class::Traffic;
+use raceline_reactor::flow::{Departure, SocketClass};
+use raceline_reactor::io::{RecvBuffers, SocketId};
+use raceline_reactor::{Context, IoBuf, Payload, SendBatch, Token};
+
+use super::budget::{Budget, Held};
+use super::core::Devices;
+use super::listen::Place;
+use crate::protocol::wire::{REQUEST_LEN, command};
+use crate::protocol::{
+    Agreement, ExportFacts, MAX_HEADER_LEN, Negotiation, Plan, Progress, Refusal, Request, plan,
+    push_error,
+};
+
+/// Requests of a connection whose replies have not been sent: more than the queue of any client.
+pub(super) const DEPTH: u16 = 128;
+
+/// Bytes that one receive puts beside payloads.
+const STAGING_BYTES: usize = 64 << 10;
+
+/// Most bytes of one send while another connection waits with a small one.
+const SHARE_BYTES: usize = 256 << 10;
+
+/// How long a client may negotiate.
+const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
+
+/// How long the payload of a write may take, and a send. What they hold is missing elsewhere.
+const DATA_TIME: Duration = Duration::from_secs(60);
+
+/// How long what has come may take when the server ends.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// A request on its way.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) cookie: u64,
+    pub(super) plan: Plan,
+    /// Bytes of the budget that its data hold.
+    pub(super) held: usize,
+    pub(super) step: Step,
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Its data come, its first request is at the device, or its reply waits to be sent.
+    First,
+    /// The device flushes what the request has changed.
+    Flush,
+    /// The device is written with zeroes, up to here.
+    Zeroes(u64),
+}
+
+/// A write whose payload comes.
+#[derive(Debug)]
+struct Incoming {
+    slot: u16,
+    /// `None` while a receive fills it.
+    buf: Option<IoBuf>,
+    filled: usize,
+}
+
+/// What a reply that was sent gives back.
+#[derive(Debug)]
+pub(super) struct Owed {
+    slot: u16,
+    held: usize,
+}
+
+enum Phase {
+    Negotiating(Negotiation, Vec<ExportFacts>),
+    Serving(Agreement, ExportFacts),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Open,
+    /// Nothing more is read; it is closed when all that has come is answered.
+    Drains,
+    /// The socket is closed; operations come home.
+    Closed,
+}
+
+/// The state of a connection.
+pub(super) struct Connection {
+    socket: SocketId,
+    token: Token,
+    phase: Phase,
+    /// `None` while a receive has it.
+    staging: Option<IoBuf>,
+    /// What was received and not looked at.
+    staged: Range<usize>,
+    incoming: Option<Incoming>,
+    /// Bytes to throw away before the reply to the request they belong to.
+    skip: Option<(u32, Request, Refusal)>,
+    /// The next request, which waits for a place or for memory.
+    waiting: Option<Request>,
+    running: Vec<Option<Running>>,
+    free: Vec<u16>,
+    /// Requests at the device.
+    pub(super) in_flight: usize,
+    held: Held,
+    filling: Box<SendBatch>,
+    fills: Vec<Owed>,
+    /// The other batch; `None` while it is being sent.
+    spare: Option<Box<SendBatch>>,
+    sends: Vec<Owed>,
+    ending: Ending,
+    negotiate_until: Option<Instant>,
+    receive_until: Option<Instant>,
+    send_until: Option<Instant>,
+    drain_until: Option<Instant>,
+    _place: Place,
+}
+
+impl Connection {
+    pub(super) fn new(
+        cx: &mut Context<'_>,
+        (socket, place): (SocketId, Place),
+        token: Token,
+        exports: Vec<ExportFacts>,
+    ) -> Self {
+        let class = SocketClass {
+            traffic: Traffic::Responses,
+            share: SHARE_BYTES,
+            core_staging: 0,
+            departure: Departure::Copied,
+        };
+        cx.io.declare(socket, class);
+        let depth = usize::from(DEPTH);
+        // Each reply is a header and a payload; there are at most DEPTH of them in both batches.
+        let batch = || SendBatch::new(depth * MAX_HEADER_LEN, 3 * depth + 3);
+        let mut greeting = Vec::new();
+        let negotiation = Negotiation::new(&mut greeting);
+        let mut connection = Self {
+            socket,
+            token,
+            phase: Phase::Negotiating(negotiation, exports),
+            staging: Some(take(cx, STAGING_BYTES)),
+            staged: 0..0,
+            incoming: None,
+            skip: None,
+            waiting: None,
+            running: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH).rev().collect(),
+            in_flight: 0,
+            held: Held::default(),
+            filling: batch(),
+            fills: Vec::with_capacity(depth),
+            spare: Some(batch()),
+            sends: Vec::with_capacity(depth),
+            ending: Ending::Open,
+            negotiate_until: Some(cx.now + NEGOTIATION_TIME),
+            receive_until: None,
+            send_until: None,
+            drain_until: None,
+            _place: place,
+        };
+        connection.push_owned(&greeting);
+        connection
+    }
+
+    pub(super) fn index(&self) -> u32 {
+        self.token.index
+    }
+
+    /// The export that it uses, and what was agreed on.
+    pub(super) fn serving(&self) -> Option<(Agreement, &ExportFacts)> {
+        match &self.phase {
+            Phase::Negotiating(..) => None,
+            Phase::Serving(agreed, facts) => Some((*agreed, facts)),
+        }
+    }
+
+    pub(super) fn running_mut(&mut self, slot: u16) -> Option<&mut Running> {
+        self.running.get_mut(usize::from(slot))?.as_mut()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.ending == Ending::Closed
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.is_some() && self.ending == Ending::Open
+    }
+
+    /// Whether nothing of it is left.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_closed() && self.in_flight == 0 && self.staging.is_some() && self.spare.is_some()
+    }
+
+    /// Gives all of its memory back to the budget.
+    pub(super) fn give_back(&mut self, budget: &mut Budget) {
+        budget.give_back_all(&mut self.held);
+    }
+
+    pub(super) fn handle_received(
+        &mut self,
+        cx: &mut Context<'_>,
+        devices: &mut Devices,
+        result: io::Result<usize>,
+        buffers: RecvBuffers,
+    ) {
+        let mut count = result.unwrap_or(0);
+        if let Some((buf, range)) = buffers.payload
+            && let Some(incoming) = &mut self.incoming
+        {
+            let landed = count.min(range.len());
+            incoming.buf = Some(buf);
+            incoming.filled += landed;
+            count -= landed;
+            let ended = landed == 0;
+            self.staged = buffers.staging_range.start..buffers.staging_range.start + count;
+            self.staging = Some(buffers.staging);
+            if ended {
+                return self.close(cx);
+            }
+        } else {
+            // Bytes before the range were staged before.
+            self.staged.end = buffers.staging_range.start + count;
+            self.staging = Some(buffers.staging);
+            if count == 0 {
+                return self.close(cx);
+            }
+        }
+        self.process(cx, devices);
+    }
+
+    pub(super) fn handle_sent(
+        &mut self,
+        cx: &mut Context<'_>,
+        devices: &mut Devices,
+        result: io::Result<()>,
+        mut batch: Box<SendBatch>,
+    ) {
+        batch.clear();
+        self.spare = Some(batch);
+        self.send_until = None;
+        for owed in std::mem::take(&mut self.sends) {
+            self.running[usize::from(owed.slot)] = None;
+            self.free.push(owed.slot);
+            devices.budget.give_back(&mut self.held, owed.held);
+        }
+        match result {
+            Ok(()) => self.process(cx, devices),
+            Err(_) => self.close(cx),
+        }
+    }
+
+    /// Tries the request again that waits.
+    pub(super) fn resume(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
+        if self.is_waiting() {
+            self.process(cx, devices);
+        }
+    }
+
+    /// Looks at what was received, as far as that is possible.
+    fn process(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
+        while self.ending == Ending::Open && self.step(cx, devices) {}
+    }
+
+    /// Takes one thing from what was received; false when there is nothing more to do with it.
+    fn step(&mut self, cx: &mut Context<'_>, devices: &mut Devices) -> bool {
+        if matches!(self.phase, Phase::Negotiating(..)) {
+            return self.negotiate();
+        }
+        if self.incoming.is_some() {
+            return self.fill(cx, devices);
+        }
+        if let Some((left, request, refusal)) = self.skip {
+            let now = usize::try_from(left).map_or(usize::MAX, |left| left.min(self.staged.len()));
+            self.staged.start += now;
+            let left = left - u32::try_from(now).unwrap_or(left);
+            self.skip = Some((left, request, refusal));
+            if left > 0 {
+                return false;
+            }
+            self.skip = None;
+            self.refuse(&request, refusal);
+            return true;
+        }
+        let request = match self.waiting.take() {
+            Some(request) => request,
+            None => {
+                let Some(request) = self.next_request(cx) else { return false };
+                request
+            }
+        };
+        self.begin(cx, devices, request)
+    }
+
+    /// The next whole request, if it has come.
+    fn next_request(&mut self, cx: &mut Context<'_>) -> Option<Request> {
+        let staging = self.staging.as_ref()?;
+        let (header, _) = staging[self.staged.clone()].split_first_chunk::<REQUEST_LEN>()?;
+        let Some(request) = Request::parse(header) else {
+            tracing::debug!("an NBD connection was closed: a request without the magic number");
+            self.close(cx);
+            return None;
+        };
+        self.staged.start += REQUEST_LEN;
+        Some(request)
+    }
+
+    /// Begins a request; false if it waits.
+    fn begin(&mut self, cx: &mut Context<'_>, devices: &mut Devices, request: Request) -> bool {
+        let Phase::Serving(agreed, facts) = &self.phase else { return false };
+        let planned = plan(facts, agreed, &request);
+        let in_memory = facts.in_memory;
+        let export = agreed.export;
+        let Some(&slot) = self.free.last() else {
+            self.waiting = Some(request);
+            return false;
+        };
+        let plan = match planned {
+            Ok(Plan::Disconnect) => {
+                self.drain(cx.now);
+                return false;
+            }
+            Ok(plan) => plan,
+            Err(refusal) if refusal.skip > 0 && !refusal.fatal => {
+                self.skip = Some((refusal.skip, request, refusal));
+                return true;
+            }
+            Err(refusal) => {
+                self.refuse(&request, refusal);
+                if refusal.fatal {
+                    self.drain(cx.now);
+                }
+                return true;
+            }
+        };
+        if let Plan::Write { offset, len, fua } = plan
+            && self.staged.len() >= len
+            && devices.writes_now(export)
+        {
+            return self.write_now(devices, (request.cookie, offset, len, fua));
+        }
+        let held = match plan {
+            Plan::Read { len, .. } if !in_memory => len,
+            Plan::Write { len, .. } => len,
+            _ => 0,
+        };
+        if !devices.budget.take(&mut self.held, held) {
+            self.waiting = Some(request);
+            return false;
+        }
+        self.free.pop();
+        let running = Running { cookie: request.cookie, plan, held, step: Step::First };
+        self.running[usize::from(slot)] = Some(running);
+        if let Plan::Write { len, .. } = plan {
+            self.incoming = Some(Incoming { slot, buf: Some(take(cx, len)), filled: 0 });
+            self.receive_until = Some(cx.now + DATA_TIME);
+        } else {
+            self.submit(cx, devices, slot, (held > 0).then(|| take(cx, held)));
+        }
+        true
+    }
+
+    /// Writes data that have all come straight from where they lie.
+    fn write_now(
+        &mut self,
+        devices: &mut Devices,
+        (cookie, offset, len, _fua): (u64, u64, usize, bool),
+    ) -> bool {
+        let Phase::Serving(agreed, _) = &self.phase else { return false };
+        let export = agreed.export;
+        let (Some(staging), Some(slot)) = (&self.staging, self.free.pop()) else { return false };
+        let data = &staging[self.staged.start..self.staged.start + len];
+        let result = devices.write_now(export, offset, data);
+        self.staged.start += len;
+        let plan = Plan::Cache;
+        self.running[usize::from(slot)] =
+            Some(Running { cookie, plan, held: 0, step: Step::First });
+        self.answer_plain(slot, result);
+        true
+    }
+
+    /// Puts what was received into the payload of a write; false if more has to come.
+    fn fill(&mut self, cx: &mut Context<'_>, devices: &mut Devices) -> bool {
+        let (Some(incoming), Some(staging)) = (&mut self.incoming, &self.staging) else {
+            return false;
+        };
+        let Some(buf) = &mut incoming.buf else { return false };
+        let now = self.staged.len().min(buf.len() - incoming.filled);
+        let from = self.staged.start;
+        buf[incoming.filled..incoming.filled + now].copy_from_slice(&staging[from..from + now]);
+        incoming.filled += now;
+        self.staged.start += now;
+        if incoming.filled < buf.len() {
+            return false;
+        }
+        let (slot, buf) = (incoming.slot, incoming.buf.take());
+        self.incoming = None;
+        self.receive_until = None;
+        self.submit(cx, devices, slot, buf);
+        true
+    }
+
+    fn negotiate(&mut self) -> bool {
+        let Phase::Negotiating(negotiation, exports) = &mut self.phase else { return false };
+        let Some(staging) = &self.staging else { return false };
+        if self.staged.is_empty() {
+            return false;
+        }
+        let mut out = Vec::new();
+        let (taken, progress) =
+            negotiation.handle(exports, &staging[self.staged.clone()], &mut out);
+        self.staged.start += taken;
+        match progress {
+            Progress::Goes => {}
+            Progress::Begins(agreed) => {
+                let facts = exports.swap_remove(agreed.export);
+                self.phase = Phase::Serving(agreed, facts);
+                self.negotiate_until = None;
+            }
+            Progress::Ends => self.ending = Ending::Drains,
+            Progress::Broken(refused) => {
+                tracing::debug!("an NBD connection was closed: {refused}");
+                self.ending = Ending::Drains;
+            }
+        }
+        self.push_owned(&out);
+        true
+    }
+
+    /// Answers a request that was not begun.
+    fn refuse(&mut self, request: &Request, refusal: Refusal) {
+        let Some(slot) = self.free.pop() else { return };
+        let structured = self.serving().is_some_and(|(agreed, _)| agreed.structured);
+        let chunked =
+            structured && matches!(request.command, command::READ | command::BLOCK_STATUS);
+        let cookie = request.cookie;
+        self.filling.append(|out| push_error(out, chunked, cookie, refusal.error, refusal.text));
+        self.fills.push(Owed { slot, held: 0 });
+    }
+
+    /// Appends a reply of a request, which is over when the reply was sent.
+    pub(super) fn reply(
+        &mut self,
+        (slot, held): (u16, usize),
+        header: impl FnOnce(&mut Vec<u8>),
+        payload: Option<Payload>,
+    ) {
+        self.filling.append(header);
+        if let Some(payload) = payload {
+            self.filling.push_payload(payload);
+        }
+        self.fills.push(Owed { slot, held });
+    }
+
+    /// Appends bytes in memory of their own.
+    fn push_owned(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.filling.push_payload(Payload::Buf(IoBuf::from_slice(bytes), 0..bytes.len()));
+        }
+    }
+
+    /// Gives memory of a request back before its reply is sent.
+    pub(super) fn release(&mut self, budget: &mut Budget, slot: u16) {
+        if let Some(running) = self.running.get_mut(usize::from(slot)).and_then(Option::as_mut) {
+            let held = std::mem::take(&mut running.held);
+            budget.give_back(&mut self.held, held);
+        }
+    }
+
+    /// Reads no more, and ends when all that has come is answered.
+    pub(super) fn drain(&mut self, now: Instant) {
+        if self.ending == Ending::Open {
+            self.ending = Ending::Drains;
+            self.drain_until = Some(now + DRAIN_TIME);
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        if self.ending != Ending::Closed {
+            self.ending = Ending::Closed;
+            cx.io.close(self.socket, false);
+        }
+    }
+
+    /// Ends it if it has taken too long; says whether it has.
+    pub(super) fn end_if_late(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        let late = |until: Option<Instant>| until.is_some_and(|until| until <= now);
+        let what = if late(self.negotiate_until) {
+            "the negotiation"
+        } else if late(self.receive_until) {
+            "the data of a write"
+        } else if late(self.send_until) {
+            "taking the replies"
+        } else if late(self.drain_until) {
+            "the end"
+        } else {
+            return false;
+        };
+        if self.ending != Ending::Closed {
+            tracing::debug!("an NBD connection was closed: {what} took too long");
+        }
+        self.close(cx);
+        true
+    }
+
+    /// Sends and receives what can be, and closes what is over.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
+        if self.ending == Ending::Closed {
+            return;
+        }
+        if !self.filling.is_empty()
+            && let Some(spare) = self.spare.take()
+        {
+            let batch = std::mem::replace(&mut self.filling, spare);
+            std::mem::swap(&mut self.sends, &mut self.fills);
+            self.send_until = Some(cx.now + DATA_TIME);
+            cx.io.send(self.socket, batch, self.token);
+        }
+        let has_sent = self.filling.is_empty() && self.spare.is_some();
+        if self.ending == Ending::Drains && self.in_flight == 0 && has_sent {
+            return self.close(cx);
+        }
+        // A client that negotiates reads what it is told before it asks more.
+        let may_receive = has_sent || self.serving().is_some();
+        if self.ending == Ending::Open && may_receive && self.waiting.is_none() {
+            self.receive(cx);
+        }
+    }
+
+    fn receive(&mut self, cx: &mut Context<'_>) {
+        let Some(mut staging) = self.staging.take() else { return };
+        staging.copy_within(self.staged.clone(), 0);
+        self.staged = 0..self.staged.len();
+        let payload = self.incoming.as_mut().and_then(|incoming| {
+            let buf = incoming.buf.take()?;
+            let range = incoming.filled..buf.len();
+            Some((buf, range))
+        });
+        let staging_range = self.staged.end..staging.len();
+        cx.io.recv(self.socket, RecvBuffers { payload, staging, staging_range }, self.token);
+    }
+}
+
+/// Memory for data. What the pool does not have is allocated: the budget has been asked.
+fn take(cx: &Context<'_>, len: usize) -> IoBuf {
+    cx.pool.take(len).unwrap_or_else(|| IoBuf::heap(len))
+}

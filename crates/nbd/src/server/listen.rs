@@ -1,0 +1,215 @@
+//! Listening sockets: a thread for each accepts connections, and deals them to the cores in turn.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use raceline_reactor::{Sender, Socket};
+use socket2::{Domain, Protocol, SockAddr, Type};
+
+use super::ServerError;
+use super::core::Message;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Who may use a socket in the file system: its owner.
+const SOCKET_MODE: u32 = 0o600;
+
+/// How long accepting pauses when descriptors or memory have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A TCP address; port 0 is any that is free.
+    Tcp(SocketAddr),
+    /// A socket in the file system, for the user who runs this process.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Where a server listens, with the real port.
+pub type Listening = Endpoint;
+
+/// Room for connections, over all acceptors.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    used: Arc<AtomicUsize>,
+    most: usize,
+}
+
+/// The place of one connection, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Places {
+    pub(super) fn new(used: Arc<AtomicUsize>, most: usize) -> Self {
+        Self { used, most }
+    }
+
+    fn take(&self) -> Option<Place> {
+        let more = |used: usize| (used < self.most).then_some(used + 1);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Place(Arc::clone(&self.used)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A listening socket and its thread.
+pub(super) struct Acceptor {
+    listener: Arc<socket2::Socket>,
+    listening: Listening,
+    stopping: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Acceptor {
+    pub(super) fn start(
+        endpoint: &Endpoint,
+        cores: Vec<Sender<Message>>,
+        places: Places,
+    ) -> Result<Self, ServerError> {
+        let failed = |source: io::Error| ServerError::Listen { endpoint: endpoint.clone(), source };
+        let (listener, listening) = match endpoint {
+            Endpoint::Tcp(address) => listen_tcp(*address).map_err(failed)?,
+            Endpoint::Unix(path) => {
+                make_way(path)?;
+                (listen_unix(path).map_err(failed)?, endpoint.clone())
+            }
+        };
+        let listener = Arc::new(listener);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new().name("nbd-accept".to_owned()).spawn({
+            let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
+            let is_tcp = matches!(listening, Endpoint::Tcp(_));
+            move || accept_all(&listener, is_tcp, &stopping, &cores, &places)
+        });
+        let thread = thread.map_err(failed)?;
+        Ok(Self { listener, listening, stopping, thread })
+    }
+
+    pub(super) fn listening(&self) -> &Listening {
+        &self.listening
+    }
+
+    /// Closes the socket, and removes its file.
+    pub(super) fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        if let Endpoint::Unix(path) = &self.listening {
+            // Whoever has put something else there keeps it; that it is gone already is as good.
+            let _ = fs::remove_file(path);
+        }
+        // Ends the accept(2) that waits.
+        if let Err(error) = self.listener.shutdown(Shutdown::Both) {
+            tracing::debug!("shutdown of a listening socket: {error}");
+        }
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that accepts NBD connections has panicked");
+        }
+    }
+}
+
+fn listen_tcp(address: SocketAddr) -> io::Result<(socket2::Socket, Listening)> {
+    let socket =
+        socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let real = socket.local_addr()?.as_socket().unwrap_or(address);
+    Ok((socket, Endpoint::Tcp(real)))
+}
+
+/// Removes what an instance that was killed has left.
+fn make_way(path: &Path) -> Result<(), ServerError> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(ServerError::NotASocket(path.to_owned()));
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err(ServerError::InUse(path.to_owned()));
+    }
+    let endpoint = || Endpoint::Unix(path.to_owned());
+    fs::remove_file(path).map_err(|source| ServerError::Listen { endpoint: endpoint(), source })
+}
+
+fn listen_unix(path: &Path) -> io::Result<socket2::Socket> {
+    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // The socket's own mode is what bind gives the file, less the umask: no moment is open to all.
+    let file = fs::File::from(OwnedFd::from(socket));
+    file.set_permissions(fs::Permissions::from_mode(SOCKET_MODE))?;
+    let socket = socket2::Socket::from(OwnedFd::from(file));
+    socket.bind(&SockAddr::unix(path)?)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+fn accept_all(
+    listener: &socket2::Socket,
+    is_tcp: bool,
+    stopping: &AtomicBool,
+    cores: &[Sender<Message>],
+    places: &Places,
+) {
+    let mut cores = cores.iter().cycle();
+    loop {
+        let accepted = listener.accept();
+        if stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let socket = match accepted {
+            Ok((socket, _)) => OwnedFd::from(socket),
+            Err(error) if is_of_one_connection(&error) => continue,
+            Err(error) => {
+                tracing::warn!("accepting NBD connections pauses: {error}");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        let Some(place) = places.take() else {
+            tracing::debug!("an NBD connection more than {} was closed", places.most);
+            continue;
+        };
+        let socket = if is_tcp { Socket::from_fd(socket) } else { Socket::from_unix(socket) };
+        let (Ok(socket), Some(core)) = (socket, cores.next()) else { continue };
+        if core.send(Message::Connection(socket, place)).is_err() {
+            tracing::error!("an NBD connection was closed: its core has ended");
+        }
+    }
+}
+
+/// Whether it is the error of a connection that has gone before it was accepted.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted
+    )
+}

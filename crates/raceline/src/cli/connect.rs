@@ -1,0 +1,180 @@
+//! Arguments of `raceline connect` and `raceline disconnect`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::builder::ArgPredicate;
+use clap::{ArgMatches, Command, FromArgMatches};
+use raceline_proto::nvme::NamespaceId;
+
+use super::device::Device;
+use super::host::{ConnectArgs, namespace};
+use super::values::{self, CoreList, IoChoice, ModeChoice};
+
+/// What stands for the NQN where a device of this machine is named instead.
+const NO_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// How programs of this machine get at the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum DiskKind {
+    /// A server for everything that speaks NBD: qemu, libnbd, nbd-client
+    Nbd,
+}
+
+/// Arguments of `connect`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "\
+It runs in the foreground, and prints one line of JSON when the disk is there. SIGINT, SIGTERM or \
+`raceline disconnect` ends it after what is in flight.
+
+Without --socket and --listen, the disk is at a socket that only this user can use. Whoever can \
+connect to a TCP address can read and write the disk: NBD has no passwords here.
+
+Examples:
+  raceline connect --as nbd -a 192.0.2.1 -n NQN
+  raceline connect --as nbd --bdev /srv/disk.img --listen 10809
+  qemu-img info nbd+unix:///?socket=/run/raceline/disk-NQN-1.sock")]
+pub(crate) struct DiskArgs {
+    /// What the disk becomes here
+    #[arg(long = "as", value_enum, value_name = "WHAT")]
+    pub(crate) kind: DiskKind,
+
+    /// A device of this machine instead of a namespace, as `export` takes it
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["address", "nqn"])]
+    pub(crate) bdev: Option<Device>,
+
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
+
+    /// The namespace
+    #[arg(short = 'N', long, alias = "namespace-id", value_name = "N", default_value = "1")]
+    #[arg(value_parser = namespace)]
+    pub(crate) namespace: NamespaceId,
+
+    /// Name by which clients ask for the disk; they need none
+    #[arg(long, value_name = "NAME", default_value = "disk", help_heading = "Disk")]
+    pub(crate) name: String,
+
+    /// Socket in the file system to listen on
+    #[arg(long, value_name = "PATH", help_heading = "Disk")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// TCP address to listen on, [ADDR:]PORT with 127.0.0.1 if none is named; port 0 takes any free port
+    #[arg(long, value_name = "ADDR", value_parser = listen, help_heading = "Disk")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// Let --listen be an address that other machines can reach
+    #[arg(long, requires = "listen", help_heading = "Disk")]
+    pub(crate) insecure: bool,
+
+    /// Refuse writes
+    #[arg(long, help_heading = "Disk")]
+    pub(crate) read_only: bool,
+
+    /// Connections of clients at a time
+    #[arg(long, value_name = "N", default_value_t = raceline_nbd::DEFAULT_MAX_CONNECTIONS)]
+    #[arg(help_heading = "Disk")]
+    pub(crate) max_connections: usize,
+
+    /// Cores to run on, e.g. 0,2-3 [default: one thread that floats]
+    #[arg(long, value_name = "LIST", value_parser = values::core_list, help_heading = "Disk")]
+    pub(crate) cores: Option<CoreList>,
+
+    /// How eagerly cores look for work
+    #[arg(long, value_enum, value_name = "MODE", default_value_t, help_heading = "Disk")]
+    pub(crate) mode: ModeChoice,
+
+    /// How to do I/O
+    #[arg(long, value_enum, value_name = "HOW", default_value_t, help_heading = "Disk")]
+    pub(crate) io: IoChoice,
+}
+
+/// The arguments of a subsystem, for which `--bdev` can stand.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteArgs(pub(crate) ConnectArgs);
+
+impl FromArgMatches for RemoteArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        ConnectArgs::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl clap::Args for RemoteArgs {
+    fn augment_args(command: Command) -> Command {
+        let optional = |instead: &'static str| {
+            move |arg: clap::Arg| {
+                let arg = arg.required(false).required_unless_present("bdev");
+                arg.default_value_if("bdev", ArgPredicate::IsPresent, instead)
+            }
+        };
+        ConnectArgs::augment_args(command)
+            .mut_arg("address", optional(""))
+            .mut_arg("nqn", optional(NO_NQN))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// Arguments of `disconnect`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(false))]
+pub(crate) struct DisconnectArgs {
+    /// All disks of this subsystem
+    #[arg(short = 'n', long, value_name = "NQN", group = "which")]
+    pub(crate) nqn: Option<String>,
+
+    /// The disk at this socket or address
+    #[arg(short = 'd', long, value_name = "PLACE", group = "which")]
+    pub(crate) device: Option<String>,
+
+    /// All disks of this user
+    #[arg(long, group = "which")]
+    pub(crate) all: bool,
+}
+
+/// `[ADDR:]PORT`.
+fn listen(text: &str) -> Result<SocketAddr, String> {
+    let address = match text.parse::<u16>() {
+        Ok(port) => Some(SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), port))),
+        Err(_) => text.parse().ok(),
+    };
+    address.ok_or_else(|| "an address is written PORT, ADDR:PORT or [ADDR]:PORT".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn parse(line: &str) -> Result<DiskArgs, String> {
+        let cli = Cli::try_parse_from(format!("raceline connect {line}").split(' '));
+        match cli.map_err(|error| error.to_string())?.verb {
+            Verb::Connect(args) => Ok(*args),
+            verb => panic!("{verb:?}"),
+        }
+    }
+
+    #[test]
+    fn a_disk_is_a_namespace_or_a_device() {
+        let args = parse("--as nbd -t tcp -a 192.0.2.1 -n nqn.2026-01.io.raceline:x -N 3").unwrap();
+        assert_eq!((args.namespace, args.bdev.is_none()), (NamespaceId(3), true));
+        let args = parse("--as nbd --bdev ram:64M --listen 0").unwrap();
+        assert_eq!(args.listen.unwrap().to_string(), "127.0.0.1:0");
+        assert!(args.bdev.is_some());
+        for line in ["--as nbd", "--as nbd -a h", "--as nbd --bdev ram:1M -a h", "--bdev ram:1M"] {
+            parse(line).unwrap_err();
+        }
+        for text in ["", "host:1", "1.2.3.4", "99999"] {
+            assert!(listen(text).is_err(), "{text}");
+        }
+        assert_eq!(listen("[::1]:7").unwrap().to_string(), "[::1]:7");
+    }
+}

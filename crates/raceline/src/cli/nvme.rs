@@ -1,0 +1,475 @@
+//! Arguments of the verbs of nvme-cli: `list`, `id-ctrl`, `create-ns`, `dsm` and so on.
+//!
+//! Options have nvme-cli's long names. A one-letter option means here what it means to `nvme connect`, so that options
+//! whose letter is taken have their long name only.
+
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use raceline_control::client::DEFAULT_SOCKET;
+use raceline_proto::nvme::NamespaceId;
+
+use super::host::{ConnectArgs, namespace};
+use super::manage::SOCKET_VARIABLE;
+
+/// Arguments of `connect` that stand for a default where they are not given.
+const PLACEHOLDERS: [(&str, &str); 2] =
+    [("address", ""), ("nqn", "nqn.2014-08.org.nvmexpress.discovery")];
+
+/// Which controller, and how its answer is printed.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceArgs {
+    /// The options of a connection; the address and the NQN mean nothing unless they were given.
+    pub(crate) connect: ConnectArgs,
+    /// Whether `-a` was given.
+    pub(crate) has_address: bool,
+    /// Whether `-n` was given.
+    pub(crate) has_nqn: bool,
+    /// Other ways to name a controller.
+    pub(crate) named: NamedArgs,
+}
+
+/// Ways to name a controller other than its address.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct NamedArgs {
+    /// A remote controller of the daemon (its NAME), or one of its namespaces (NAMEnN), instead of -a and -n
+    #[arg(value_name = "DEVICE", conflicts_with_all = ["address", "nqn", "config"])]
+    pub(crate) device: Option<String>,
+
+    /// File of connections in which -n is looked up where -a is not given [default: /etc/nvme/config.json]
+    #[arg(
+        short = 'J',
+        long,
+        value_name = "FILE",
+        conflicts_with = "address",
+        help_heading = "Target"
+    )]
+    pub(crate) config: Option<PathBuf>,
+
+    /// TLS with the key that the kernel keeps for this host and subsystem: --tls-psk kernel:
+    #[arg(long, conflicts_with_all = ["tls_psk", "concat"], help_heading = "Host")]
+    pub(crate) tls: bool,
+
+    /// Network interface of this machine to connect from
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "IFACE",
+        conflicts_with = "source",
+        help_heading = "Host"
+    )]
+    pub(crate) host_iface: Option<String>,
+
+    /// The socket of the daemon that has DEVICE
+    #[arg(long, value_name = "PATH", env = SOCKET_VARIABLE, default_value = DEFAULT_SOCKET)]
+    #[arg(help_heading = "Target")]
+    pub(crate) socket: String,
+
+    /// For people, for programs, or the bytes as they are
+    #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
+    #[arg(default_value_t)]
+    pub(crate) format: NvmeFormat,
+
+    /// The bytes as they are: -o binary
+    #[arg(short = 'b', long)]
+    pub(crate) raw_binary: bool,
+}
+
+impl NamedArgs {
+    /// The form of the output.
+    pub(crate) fn format(&self) -> NvmeFormat {
+        if self.raw_binary { NvmeFormat::Binary } else { self.format }
+    }
+}
+
+/// `-o` of nvme-cli.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum NvmeFormat {
+    /// For people
+    #[default]
+    #[value(alias = "table")]
+    Normal,
+    /// For programs
+    Json,
+    /// The bytes of the data structure
+    Binary,
+}
+
+impl clap::FromArgMatches for DeviceArgs {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let given = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        Ok(Self {
+            connect: ConnectArgs::from_arg_matches(matches)?,
+            has_address: given("address"),
+            has_nqn: given("nqn"),
+            named: NamedArgs::from_arg_matches(matches)?,
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for DeviceArgs {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let mut command = ConnectArgs::augment_args(command);
+        for (id, value) in PLACEHOLDERS {
+            command = command.mut_arg(id, |arg| {
+                arg.required(false).default_value(value).hide_default_value(true)
+            });
+        }
+        // The option -o of these verbs has a form more.
+        command =
+            command.mut_arg("output", |arg| arg.short(None).long("output-of-connect").hide(true));
+        let of_iscsi = [
+            "iscsi",
+            "lun",
+            "initiator",
+            "chap_user",
+            "chap_secret",
+            "chap_target_user",
+            "chap_target_secret",
+        ];
+        for id in of_iscsi {
+            command = command.mut_arg(id, |arg| arg.hide(true));
+        }
+        NamedArgs::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+/// A number as C writes it: decimal, or hexadecimal after 0x.
+pub(crate) fn number(text: &str) -> Result<u64, String> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let parsed = match hex {
+        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16),
+        _ => text.parse(),
+    };
+    parsed.map_err(|_| "it has to be a number, or 0x and a hexadecimal number".to_owned())
+}
+
+/// The same, of at most 32 bits.
+fn number_32(text: &str) -> Result<u32, String> {
+    u32::try_from(number(text)?).map_err(|_| "it has to be below 2^32".to_owned())
+}
+
+/// The same, of at most 16 bits.
+fn number_16(text: &str) -> Result<u16, String> {
+    u16::try_from(number(text)?).map_err(|_| "it has to be below 65536".to_owned())
+}
+
+/// The same, of at most 8 bits.
+fn number_8(text: &str) -> Result<u8, String> {
+    u8::try_from(number(text)?).map_err(|_| "it has to be below 256".to_owned())
+}
+
+/// A number that can name a namespace, or all of them.
+fn namespace_or_all(text: &str) -> Result<NamespaceId, String> {
+    let nsid = number_32(text)?;
+    (nsid != 0)
+        .then_some(NamespaceId(nsid))
+        .ok_or_else(|| "a namespace is a number from 1 on".to_owned())
+}
+
+/// A verb that needs the controller alone.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ControllerArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+/// A verb on a namespace.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct NamespaceArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The namespace [default: that of DEVICE, or the only one]
+    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
+    pub(crate) namespace_id: Option<NamespaceId>,
+}
+
+/// Arguments of `get-log`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct GetLogArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The page
+    #[arg(short = 'i', long, value_name = "LID", value_parser = number_8)]
+    pub(crate) log_id: u8,
+
+    /// How many bytes, a multiple of 4
+    #[arg(long, value_name = "BYTES", value_parser = number_32)]
+    pub(crate) log_len: u32,
+
+    /// First byte, a multiple of 4
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = number)]
+    pub(crate) lpo: u64,
+
+    /// What the page is to do (LSP), 0 to 127
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_8)]
+    pub(crate) lsp: u8,
+
+    /// Leave the event of the page as it is
+    #[arg(long)]
+    pub(crate) rae: bool,
+
+    /// Command set, for pages that each command set has
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_8)]
+    pub(crate) csi: u8,
+
+    /// The namespace [default: the controller]
+    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    pub(crate) namespace_id: Option<NamespaceId>,
+}
+
+/// Arguments of `smart-log`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SmartLogArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The namespace [default: the controller]
+    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    pub(crate) namespace_id: Option<NamespaceId>,
+}
+
+/// Arguments of `error-log`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ErrorLogArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Most entries that are shown
+    #[arg(short = 'e', long, value_name = "N", default_value = "64", value_parser = number_32)]
+    pub(crate) log_entries: u32,
+}
+
+/// Arguments of `format`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FormatArgs {
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
+
+    /// Number of the block format, as id-ns lists them [default: the one in use]
+    #[arg(long, value_name = "N", value_parser = number_8, conflicts_with = "block_size")]
+    pub(crate) lbaf: Option<u8>,
+
+    /// Size of a block in bytes, instead of --lbaf
+    #[arg(long, value_name = "BYTES", value_parser = number_32)]
+    pub(crate) block_size: Option<u32>,
+
+    /// Erase: 0 as the controller likes, 1 user data, 2 by changing a key
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=2))]
+    pub(crate) ses: u8,
+
+    /// Type of protection information, 0 for none
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=3))]
+    pub(crate) pi: u8,
+
+    /// Place of protection information: 0 last, 1 first bytes of the metadata
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
+    pub(crate) pil: u8,
+
+    /// Metadata: 0 apart, 1 at the end of each block
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
+    pub(crate) ms: u8,
+
+    /// Do it: everything in the namespace is lost
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Arguments of `create-ns`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Size in blocks
+    #[arg(long, value_name = "BLOCKS", value_parser = number, required_unless_present = "nsze_si")]
+    pub(crate) nsze: Option<u64>,
+
+    /// Capacity in blocks [default: the size]
+    #[arg(long, value_name = "BLOCKS", value_parser = number)]
+    pub(crate) ncap: Option<u64>,
+
+    /// Size as 1T, 64G or 512M, in powers of 1000 (512Gi: of 1024), instead of --nsze
+    #[arg(long, value_name = "SIZE", value_parser = si_bytes, conflicts_with = "nsze")]
+    pub(crate) nsze_si: Option<u64>,
+
+    /// Capacity, as --nsze-si
+    #[arg(long, value_name = "SIZE", value_parser = si_bytes, conflicts_with = "ncap")]
+    pub(crate) ncap_si: Option<u64>,
+
+    /// Number of the block format [default: that of --block-size, or 0]
+    #[arg(long, value_name = "N", value_parser = number_8, conflicts_with = "block_size")]
+    pub(crate) flbas: Option<u8>,
+
+    /// Size of a block in bytes, instead of --flbas
+    #[arg(long, value_name = "BYTES", value_parser = number_32)]
+    pub(crate) block_size: Option<u32>,
+
+    /// Protection information
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_8)]
+    pub(crate) dps: u8,
+
+    /// 1: several controllers may have it attached
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_8)]
+    pub(crate) nmic: u8,
+
+    /// Its group of paths (ANA)
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_32)]
+    pub(crate) anagrp_id: u32,
+
+    /// Its NVM set
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_16)]
+    pub(crate) nvmset_id: u16,
+
+    /// Its command set
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number_8)]
+    pub(crate) csi: u8,
+}
+
+/// Arguments of `attach-ns` and `detach-ns`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AttachArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The namespace
+    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
+    pub(crate) namespace_id: NamespaceId,
+
+    /// The controllers [default: that of this connection, which stands for this host]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number_16)]
+    pub(crate) controllers: Vec<u16>,
+}
+
+/// Arguments of `delete-ns`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DeleteArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// The namespace, or 0xffffffff for all of the pool
+    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    pub(crate) namespace_id: NamespaceId,
+}
+
+/// Arguments of `dsm`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DsmArgs {
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
+
+    /// First block of each range
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number, required = true)]
+    pub(crate) slbs: Vec<u64>,
+
+    /// Number of blocks of each range
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = number_32, required = true)]
+    pub(crate) blocks: Vec<u32>,
+
+    /// Deallocate the ranges: their contents are lost
+    #[arg(long)]
+    pub(crate) ad: bool,
+}
+
+/// Arguments of `write-zeroes`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ZeroesArgs {
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
+
+    /// First block
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number)]
+    pub(crate) start_block: u64,
+
+    /// Number of blocks less one, as nvme-cli has it: 0 is one block
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number)]
+    pub(crate) block_count: u64,
+
+    /// The controller may free the blocks
+    #[arg(long)]
+    pub(crate) deac: bool,
+}
+
+/// Arguments of `compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CompareArgs {
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
+
+    /// First block
+    #[arg(long, value_name = "N", default_value = "0", value_parser = number)]
+    pub(crate) start_block: u64,
+
+    /// Number of blocks less one, as nvme-cli has it [default: as many as there are data]
+    #[arg(long, value_name = "N", value_parser = number_16)]
+    pub(crate) block_count: Option<u16>,
+
+    /// Bytes of the data that are compared [default: all]
+    #[arg(long, value_name = "BYTES", value_parser = number)]
+    pub(crate) data_size: Option<u64>,
+
+    /// File with the data, - is standard input
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub(crate) data: PathBuf,
+}
+
+/// A size in powers of 1000, or of 1024 with an i.
+fn si_bytes(text: &str) -> Result<u64, String> {
+    let wrong = || {
+        "a size is a number with K, M, G, T or P (powers of 1000) or Ki, Mi... (of 1024)".to_owned()
+    };
+    let text = text.strip_suffix(['B', 'b']).unwrap_or(text);
+    let (text, base) = text.strip_suffix('i').map_or((text, 1000_u64), |rest| (rest, 1024));
+    let power = match text.chars().last().map(|last| last.to_ascii_uppercase()) {
+        Some('K') => 1,
+        Some('M') => 2,
+        Some('G') => 3,
+        Some('T') => 4,
+        Some('P') => 5,
+        _ if base == 1024 => return Err(wrong()),
+        _ => 0,
+    };
+    let digits = if power == 0 { text } else { &text[..text.len() - 1] };
+    let count: u64 = digits.parse().map_err(|_| wrong())?;
+    base.checked_pow(power)
+        .and_then(|unit| unit.checked_mul(count))
+        .ok_or_else(|| "it is above 16 EiB".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_in_c() {
+        assert_eq!(number("0x10"), Ok(16));
+        assert_eq!(number("10"), Ok(10));
+        assert_eq!(number("0xffffffffffffffff"), Ok(u64::MAX));
+        for text in ["", "0x", "-1", "0x+1", "1k", "18446744073709551616"] {
+            assert!(number(text).is_err(), "{text}");
+        }
+        assert!(number_16("65536").is_err() && number_8("0x100").is_err());
+        assert!(namespace_or_all("0").is_err());
+    }
+
+    #[test]
+    fn sizes_have_units_of_1000_or_1024() {
+        assert_eq!(si_bytes("64G"), Ok(64_000_000_000));
+        assert_eq!(si_bytes("64GiB"), Ok(64 << 30));
+        assert_eq!(si_bytes("512"), Ok(512));
+        for text in ["", "G", "1i", "1X", "99999999P", "é"] {
+            assert!(si_bytes(text).is_err(), "{text}");
+        }
+    }
+}

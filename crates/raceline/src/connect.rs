@@ -1,0 +1,254 @@
+//! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
+
+mod registry;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_bdev::{Identity, SharedBdev};
+use raceline_host::RemoteNamespace;
+use raceline_initiator::LunBdev;
+use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
+use serde::Serialize;
+
+use self::registry::{Entry, Registry};
+use crate::cli::connect::{DisconnectArgs, DiskArgs, DiskKind};
+use crate::cli::device::Device;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+use crate::{initiator, limits, remote, shell};
+
+/// How often it looks whether its cores run.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long `disconnect` waits for a process to end.
+const END_TIME: Duration = Duration::from_secs(30);
+
+/// The line on standard output that reports readiness.
+#[derive(Debug, Serialize)]
+struct Ready<'a> {
+    ready: bool,
+    kind: &'static str,
+    /// Where clients find the disk.
+    uri: &'a str,
+    /// The socket or address, as `disconnect -d` takes it.
+    device: &'a str,
+    bytes: u64,
+    block_size: u32,
+    read_only: bool,
+    pid: u32,
+}
+
+/// What is to be a disk.
+enum Source {
+    Namespace(Arc<RemoteNamespace>),
+    Device(SharedBdev),
+}
+
+impl Source {
+    fn open(args: &DiskArgs) -> Result<Self, Failure> {
+        let remote = &args.remote.0;
+        match &args.bdev {
+            Some(device) => {
+                device.check()?;
+                Ok(Self::Device(open_device(device)?))
+            }
+            None if remote.address.iscsi.iscsi => Err(Failure::usage(
+                "connect --iscsi: name the logical unit by --bdev iscsi://HOST/IQN/LUN instead",
+            )),
+            None => {
+                let config = remote::config(remote)?;
+                let namespace = RemoteNamespace::open(config, args.namespace);
+                let namespace = namespace.map_err(|error| remote::failure(&error))?;
+                Ok(Self::Namespace(Arc::new(namespace)))
+            }
+        }
+    }
+
+    fn device(&self) -> SharedBdev {
+        match self {
+            Self::Namespace(namespace) => Arc::clone(namespace) as SharedBdev,
+            Self::Device(device) => Arc::clone(device),
+        }
+    }
+}
+
+fn open_device(device: &Device) -> Result<SharedBdev, Failure> {
+    match device {
+        Device::Local(spec) => {
+            raceline_bdev::open(spec, &Identity::of_this_machine()).map_err(Failure::runtime)
+        }
+        Device::Lun(url) => {
+            let config = initiator::device_config(url, None)?;
+            let lun = LunBdev::open(config).map_err(|error| initiator::failure(&error))?;
+            Ok(Arc::new(lun))
+        }
+        Device::Refused(reason) => Err(Failure::usage(reason)),
+    }
+}
+
+/// Serves the disk until a signal.
+pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
+    limits::raise_file_descriptors();
+    check(args)?;
+    let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
+    let registry = Registry::of_this_user()?;
+    let DiskKind::Nbd = args.kind;
+    let source = Source::open(args)?;
+    let device = source.device();
+    let ended = serve_nbd(args, &device, &registry, &interrupt);
+    if let Source::Namespace(namespace) = &source {
+        namespace.disconnect();
+    }
+    ended
+}
+
+fn check(args: &DiskArgs) -> Result<(), Failure> {
+    let open_to_others = args.listen.filter(|address| !address.ip().is_loopback());
+    if let Some(address) = open_to_others
+        && !args.insecure
+    {
+        return Err(Failure::usage(format!(
+            "--listen {address}: whoever reaches it could read and write the disk, and nothing is encrypted; add \
+             --insecure if that is wanted, or choose an address of 127.0.0.0/8"
+        )));
+    }
+    if args.max_connections == 0 {
+        return Err(Failure::usage("--max-connections 0: nobody could use the disk"));
+    }
+    Ok(())
+}
+
+fn serve_nbd(
+    args: &DiskArgs,
+    device: &SharedBdev,
+    registry: &Registry,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    let info = device.info();
+    let export = Export {
+        name: args.name.clone(),
+        description: info.name.clone(),
+        device: Arc::clone(device),
+        read_only: args.read_only,
+    };
+    let mut endpoints: Vec<Endpoint> =
+        args.socket.clone().map(Endpoint::Unix).into_iter().collect();
+    endpoints.extend(args.listen.map(Endpoint::Tcp));
+    if endpoints.is_empty() {
+        endpoints.push(Endpoint::Unix(default_socket(args, registry)));
+    }
+    let mut config = ServerConfig::new(vec![export], endpoints);
+    if let Some(cores) = &args.cores {
+        config.cores = cores.0.iter().copied().map(Some).collect();
+    }
+    config.mode = args.mode.into();
+    config.backend = args.io.into();
+    config.max_connections = args.max_connections;
+    let server = Server::start(&config).map_err(|error| failure(&error))?;
+    let listening = server.listening();
+    let place = listening[0].to_string();
+    let entry = Entry {
+        pid: std::process::id(),
+        kind: "nbd".to_owned(),
+        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
+        places: listening.iter().map(ToString::to_string).collect(),
+    };
+    // What cannot be noted down is still a disk; `disconnect` will not find it.
+    let noted = registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok();
+    let uri = uri(&listening[0]);
+    let ready = Ready {
+        ready: true,
+        kind: "nbd",
+        uri: &uri,
+        device: &place,
+        bytes: info.block_count * u64::from(info.block_size),
+        block_size: info.block_size,
+        read_only: args.read_only || info.read_only,
+        pid: std::process::id(),
+    };
+    let ended = print(&ready).and_then(|()| wait(&server, interrupt));
+    server.stop();
+    drop(noted);
+    ended
+}
+
+fn print(ready: &Ready<'_>) -> Result<(), Failure> {
+    let line = serde_json::to_string(ready).map_err(Failure::runtime)?;
+    shell::print(format!("{line}\n").as_bytes())
+}
+
+/// Waits for a signal that requests the end.
+fn wait(server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+    while interrupt.wait(HEALTH_INTERVAL).is_none() {
+        if !server.is_running() {
+            return Err(Failure::runtime("a core of the NBD server has ended; the log says why"));
+        }
+    }
+    Ok(())
+}
+
+/// `disk-NAME.sock` in the folder of this user, with the name of the subsystem and namespace, or that of this process.
+fn default_socket(args: &DiskArgs, registry: &Registry) -> PathBuf {
+    let name = match &args.bdev {
+        None => format!("{}-{}", args.remote.0.nqn, args.namespace),
+        Some(_) => std::process::id().to_string(),
+    };
+    // An address of a socket has at most 107 bytes; NQNs are longer.
+    let usual = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
+    let name: String = name.chars().map(usual).collect();
+    let tail = name.get(name.len().saturating_sub(48)..).unwrap_or(&name);
+    registry.dir().join(format!("disk-{tail}.sock"))
+}
+
+/// The URI of the NBD project.
+fn uri(endpoint: &Endpoint) -> String {
+    match endpoint {
+        Endpoint::Tcp(address) => format!("nbd://{address}"),
+        Endpoint::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
+    }
+}
+
+fn failure(error: &ServerError) -> Failure {
+    match error {
+        ServerError::Invalid(text) => Failure::usage(text),
+        error => Failure::runtime(error),
+    }
+}
+
+/// Ends disks that run.
+pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
+    let registry = Registry::of_this_user()?;
+    let is_meant = |entry: &Entry| {
+        args.all
+            || (args.nqn.is_some() && args.nqn == entry.nqn)
+            || args.device.as_ref().is_some_and(|place| entry.places.contains(place))
+    };
+    let entries = registry.running()?;
+    let meant: Vec<&Entry> = entries.iter().filter(|entry| is_meant(entry)).collect();
+    if meant.is_empty() && !args.all {
+        let known: Vec<String> = entries.iter().flat_map(|entry| entry.places.clone()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        return Err(Failure::runtime(format!(
+            "there is no such disk of this user; those that run: {known}"
+        )));
+    }
+    for entry in &meant {
+        registry.end(entry, END_TIME)?;
+        println!("disconnected {}", entry.places.join(" "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_have_uris() {
+        let tcp = Endpoint::Tcp("127.0.0.1:10809".parse().unwrap());
+        assert_eq!(uri(&tcp), "nbd://127.0.0.1:10809");
+        assert_eq!(uri(&Endpoint::Unix("/run/x.sock".into())), "nbd+unix:///?socket=/run/x.sock");
+    }
+}

@@ -1,0 +1,192 @@
+//! Which disks of this user run: a locked file for each, in a folder that only this user can use.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// How often it looks whether a process has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A disk that runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) pid: u32,
+    pub(super) kind: String,
+    /// The subsystem; none for a device of this machine.
+    pub(super) nqn: Option<String>,
+    /// Sockets and addresses.
+    pub(super) places: Vec<String>,
+}
+
+/// The folder.
+pub(super) struct Registry {
+    dir: PathBuf,
+}
+
+/// An entry while its process runs: the file is locked, and removed in the end.
+pub(super) struct Noted {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        // Another one may have cleaned up; without its lock the file means nothing.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Registry {
+    /// `/run/raceline` for root, else `raceline` in the runtime directory of the session, else a folder in /tmp.
+    pub(super) fn of_this_user() -> Result<Self, Failure> {
+        let uid = rustix::process::geteuid().as_raw();
+        let dir = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+            _ if uid == 0 => PathBuf::from("/run/raceline"),
+            Some(dir) if dir.is_absolute() => dir.join("raceline"),
+            _ => PathBuf::from(format!("/tmp/raceline-{uid}")),
+        };
+        Self::at(dir, uid)
+    }
+
+    fn at(dir: PathBuf, uid: u32) -> Result<Self, Failure> {
+        let failed = |error: io::Error| {
+            Failure::runtime(format!(
+                "cannot use {} for the sockets of disks: {error}",
+                dir.display()
+            ))
+        };
+        if !dir.is_dir() {
+            DirBuilder::new().recursive(true).mode(0o750).create(&dir).map_err(failed)?;
+        }
+        let found = fs::symlink_metadata(&dir).map_err(failed)?;
+        if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
+            return Err(Failure::runtime(format!(
+                "{} is not a folder that only this user can write to: others could take the place of a disk; remove it, \
+                 or name the socket by --socket",
+                dir.display()
+            )));
+        }
+        Ok(Self { dir })
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Notes down that this process serves a disk.
+    pub(super) fn add(&self, entry: &Entry) -> Result<Noted, Failure> {
+        let path = self.dir.join(format!("disk-{}.json", entry.pid));
+        let failed = |error: io::Error| {
+            Failure::runtime(format!("cannot note the disk down in {}: {error}", path.display()))
+        };
+        let text = serde_json::to_string(entry).map_err(Failure::runtime)?;
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+        let mut file = file.map_err(failed)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| failed(error.into()))?;
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        Ok(Noted { path, _lock: file })
+    }
+
+    /// The disks that run. Files of processes that were killed are removed.
+    pub(super) fn running(&self) -> Result<Vec<Entry>, Failure> {
+        let failed = |error: io::Error| {
+            Failure::runtime(format!("cannot read {}: {error}", self.dir.display()))
+        };
+        let mut entries = Vec::new();
+        for found in fs::read_dir(&self.dir).map_err(failed)? {
+            let path = found.map_err(failed)?.path();
+            let is_entry = path.file_name().is_some_and(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with("disk-") && name.ends_with(".json")
+            });
+            if !is_entry {
+                continue;
+            }
+            // It may end meanwhile.
+            let Ok(file) = File::open(&path) else { continue };
+            if is_free(&file) {
+                let _ = fs::remove_file(&path);
+            } else if let Ok(entry) = serde_json::from_reader(&file) {
+                entries.push(entry);
+            }
+        }
+        entries.sort_by_key(|entry: &Entry| entry.pid);
+        Ok(entries)
+    }
+
+    /// Asks a process to end, and waits until it has.
+    pub(super) fn end(&self, entry: &Entry, time: Duration) -> Result<(), Failure> {
+        let path = self.dir.join(format!("disk-{}.json", entry.pid));
+        let Ok(file) = File::open(&path) else { return Ok(()) };
+        // Its lock shows that the process of this number is the one that has written the file.
+        let pid = i32::try_from(entry.pid).ok().and_then(Pid::from_raw);
+        let Some(pid) = pid.filter(|_| !is_free(&file)) else { return Ok(()) };
+        match kill_process(pid, Signal::TERM) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => {
+                return Err(Failure::runtime(format!("cannot end process {}: {error}", entry.pid)));
+            }
+        }
+        let end = Instant::now() + time;
+        while !is_free(&file) {
+            if Instant::now() > end {
+                return Err(Failure::runtime(format!(
+                    "process {} of disk {} has not ended within {} s; what it has in flight at its device may hang",
+                    entry.pid,
+                    entry.places.join(" "),
+                    time.as_secs()
+                )));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+/// Whether nobody holds the lock.
+fn is_free(file: &File) -> bool {
+    let free = flock(file, FlockOperation::NonBlockingLockShared).is_ok();
+    if free {
+        let _ = flock(file, FlockOperation::Unlock);
+    }
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_is_listed_and_what_is_gone_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let entry = Entry {
+            pid: std::process::id(),
+            kind: "nbd".into(),
+            nqn: None,
+            places: vec!["127.0.0.1:1".into()],
+        };
+        let noted = registry.add(&entry).unwrap();
+        fs::write(registry.dir().join("disk-999.json"), "{}").unwrap();
+        fs::write(registry.dir().join("disk-x.sock"), "").unwrap();
+        assert_eq!(registry.running().unwrap(), [entry]);
+        assert!(!registry.dir().join("disk-999.json").exists());
+        drop(noted);
+        assert!(registry.running().unwrap().is_empty());
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(registry.dir(), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = Registry::at(registry.dir().to_owned(), uid);
+        assert!(refused.err().unwrap().message.contains("others could take the place"));
+    }
+}

@@ -1,0 +1,309 @@
+//! What a daemon exports, in the form that `nvmetcli restore` reads.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::super::{Daemon, elements, text};
+use crate::failure::Failure;
+use crate::shell;
+use crate::table::printable;
+
+/// Largest number of a namespace or port in nvmetcli.
+const MAX_ID: u64 = 8192;
+/// The numbers of controllers, unless they are set.
+const ALL_CONTROLLERS: (u64, u64) = (1, 65_519);
+
+/// Writes the file, and says on standard error what is not in it.
+pub(super) fn run(daemon: &mut Daemon, file: &Path, force: bool) -> Result<(), Failure> {
+    let mut exporter =
+        Exporter { bdevs: daemon.list("bdev_get_bdevs", Value::Null)?, ..Exporter::default() };
+    for subsystem in daemon.subsystems(None)? {
+        let nqn = text(&subsystem["nqn"]);
+        let listeners = daemon.list("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }))?;
+        exporter.subsystem(&nqn, &subsystem);
+        for listener in &listeners {
+            exporter.listener(&nqn, listener);
+        }
+    }
+    let referrals = daemon.try_call("nvmf_discovery_get_referrals", Value::Null).ok();
+    for referral in referrals.iter().flat_map(|list| list.as_array().into_iter().flatten()) {
+        exporter.remark(format!(
+            "referral to {}: a referral of nvmet is one of a port",
+            text(&referral["address"]["traddr"])
+        ));
+    }
+    let document = format!("{:#}\n", exporter.document());
+    write(file, force, document.as_bytes())?;
+    for remark in &exporter.remarks {
+        shell::note(&format!("not exported: {}", printable(remark)));
+    }
+    Ok(())
+}
+
+/// Only the owner may read the file, as nvmetcli has it. What is there is not overwritten by a part of the new one.
+fn write(file: &Path, force: bool, document: &[u8]) -> Result<(), Failure> {
+    if file == Path::new("-") {
+        return shell::print(document);
+    }
+    let failed = |error: std::io::Error| Failure::runtime(format!("{}: {error}", file.display()));
+    if !force && file.symlink_metadata().is_ok() {
+        return Err(Failure::usage(format!(
+            "{} is there already: name another file, or add --force",
+            file.display()
+        )));
+    }
+    let mut draft = file.as_os_str().to_owned();
+    draft.push(format!(".{}.temp", std::process::id()));
+    let draft = Path::new(&draft);
+    let whole = OpenOptions::new().write(true).create_new(true).mode(0o600).open(draft).and_then(
+        |mut out| {
+            out.write_all(document)?;
+            out.sync_all()?;
+            std::fs::rename(draft, file)
+        },
+    );
+    whole.map_err(|error| {
+        // It may not have been made.
+        drop(std::fs::remove_file(draft));
+        failed(error)
+    })
+}
+
+/// An address with what it leads to.
+#[derive(Default)]
+struct Port {
+    addr: Value,
+    subsystems: Vec<String>,
+    /// States of groups other than optimized.
+    states: BTreeMap<u64, String>,
+}
+
+#[derive(Default)]
+struct Exporter {
+    bdevs: Vec<Value>,
+    hosts: Vec<String>,
+    subsystems: Vec<Value>,
+    ports: Vec<Port>,
+    remarks: Vec<String>,
+}
+
+impl Exporter {
+    fn remark(&mut self, text: String) {
+        if !self.remarks.contains(&text) {
+            self.remarks.push(text);
+        }
+    }
+
+    fn document(&self) -> Value {
+        let ports = self.ports.iter().zip(1_u32..).map(|(port, id)| {
+            // Group 1 is always there.
+            let mut states = port.states.clone();
+            states.entry(1).or_insert_with(|| "optimized".to_owned());
+            let groups = states
+                .iter()
+                .map(|(group, state)| json!({ "grpid": group, "ana": { "state": state } }));
+            json!({
+                "portid": id,
+                "addr": port.addr,
+                "subsystems": port.subsystems,
+                "ana_groups": groups.collect::<Vec<_>>(),
+                "referrals": [],
+            })
+        });
+        let hosts = self.hosts.iter().map(|nqn| json!({ "nqn": nqn }));
+        json!({
+            "hosts": hosts.collect::<Vec<_>>(),
+            "subsystems": self.subsystems,
+            "ports": ports.collect::<Vec<_>>(),
+        })
+    }
+
+    fn subsystem(&mut self, nqn: &str, subsystem: &Value) {
+        let any = subsystem["allow_any_host"] == true;
+        let mut allowed = Vec::new();
+        for host in elements(subsystem, "hosts") {
+            let name = text(&host["nqn"]);
+            for key in ["dhchap_key", "dhchap_ctrlr_key", "psk"] {
+                if !host[key].is_null() {
+                    self.remark(format!(
+                        "key {} of host {name}: the daemon shows no secret; write it into configfs (dhchap_key), or into the \
+                         keyring with nvme check-tls-key --insert",
+                        text(&host[key])
+                    ));
+                }
+            }
+            // The kernel refuses a list of hosts where any host may connect.
+            if !any {
+                allowed.push(name.clone());
+            }
+            if !self.hosts.contains(&name) {
+                self.hosts.push(name);
+            }
+        }
+        if !subsystem["security"].is_null() {
+            self.remark(format!("{nqn}: its level of security, {}", text(&subsystem["security"])));
+        }
+        let mut attr = Map::new();
+        attr.insert("allow_any_host".to_owned(), (if any { "1" } else { "0" }).into());
+        for (name, member) in [("serial", "serial_number"), ("model", "model_number")] {
+            let value = text(&subsystem[member]);
+            if !value.is_empty() {
+                attr.insert(name.to_owned(), value.into());
+            }
+        }
+        let numbers =
+            ["min_cntlid", "max_cntlid"].map(|name| subsystem[name].as_u64().unwrap_or(0));
+        if numbers != [ALL_CONTROLLERS.0, ALL_CONTROLLERS.1] {
+            for (name, number) in ["cntlid_min", "cntlid_max"].into_iter().zip(numbers) {
+                attr.insert(name.to_owned(), number.to_string().into());
+            }
+        }
+        let listed = elements(subsystem, "namespaces");
+        let namespaces: Vec<Value> =
+            listed.iter().filter_map(|namespace| self.namespace(nqn, namespace)).collect();
+        self.subsystems.push(json!({
+            "nqn": nqn, "attr": attr, "allowed_hosts": allowed, "namespaces": namespaces,
+        }));
+    }
+
+    fn namespace(&mut self, nqn: &str, namespace: &Value) -> Option<Value> {
+        let nsid = namespace["nsid"].as_u64()?;
+        let place = format!("namespace {nsid} of {nqn}");
+        let name = text(&namespace["bdev_name"]);
+        if nsid > MAX_ID {
+            self.remark(format!("{place}: nvmetcli has numbers up to {MAX_ID}"));
+            return None;
+        }
+        if namespace["of_pool"] == true {
+            self.remark(format!(
+                "{place}: it is a part of the pool on {name}, and the kernel has no pools"
+            ));
+            return None;
+        }
+        let bdev = self.bdevs.iter().find(|bdev| bdev["name"] == name.as_str());
+        let specific = bdev.map_or(&Value::Null, |bdev| &bdev["driver_specific"]);
+        let path = ["uring", "aio"].iter().find_map(|kind| specific[*kind]["filename"].as_str());
+        let Some(path) = path.filter(|path| path.starts_with('/')) else {
+            self.remark(format!(
+                "{place}: the kernel exports files and block devices, and {name} is neither"
+            ));
+            return None;
+        };
+        let path = path.to_owned();
+        if namespace["no_auto_visible"] == true {
+            self.remark(format!(
+                "{place}: hosts see it that the daemon hides it from, so it is left out"
+            ));
+            return None;
+        }
+        let mut device = json!({ "path": path, "uuid": namespace["uuid"] });
+        let nguid = text(&namespace["nguid"]).to_ascii_lowercase();
+        if nguid.len() == 32 && nguid.is_ascii() && nguid.bytes().any(|byte| byte != b'0') {
+            let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| nguid[group].to_owned());
+            device["nguid"] = groups.join("-").into();
+        }
+        let group = namespace["anagrpid"].as_u64().unwrap_or(1);
+        // A port of the kernel has the groups that are made in it, and group 1.
+        Some(json!({ "nsid": nsid, "enable": 1, "ana_grpid": group, "device": device }))
+    }
+
+    fn listener(&mut self, nqn: &str, listener: &Value) {
+        let address = &listener["address"];
+        if !text(&address["trtype"]).eq_ignore_ascii_case("tcp") {
+            self.remark(format!("an address of {nqn} by {}", text(&address["trtype"])));
+            return;
+        }
+        let (host, service) = (text(&address["traddr"]), text(&address["trsvcid"]));
+        let mut addr = json!({
+            "trtype": "tcp",
+            "adrfam": text(&address["adrfam"]).to_ascii_lowercase(),
+            "traddr": host,
+            "trsvcid": service,
+            "treq": "not specified",
+        });
+        let level = text(&listener["security"]);
+        if !level.is_empty() && level != "plain" {
+            (addr["treq"], addr["tsas"]) = ("required".into(), "tls1.3".into());
+            if level != "tls" {
+                self.remark(format!("the level of security {level} of {nqn} at {host} port {service}: it is TLS there"));
+            }
+        }
+        let found = self.ports.iter().position(|port| port.addr == addr);
+        let place = found.unwrap_or_else(|| {
+            self.ports.push(Port { addr, ..Port::default() });
+            self.ports.len() - 1
+        });
+        let mut states = BTreeMap::new();
+        for group in elements(listener, "ana_states") {
+            let state = text(&group["ana_state"]).replace('_', "-");
+            if let Some(id) = group["ana_group"].as_u64().filter(|id| *id <= 128) {
+                states.insert(id, state);
+            }
+        }
+        let port = &mut self.ports[place];
+        let is_first = port.subsystems.is_empty();
+        port.subsystems.push(nqn.to_owned());
+        if is_first {
+            port.states = states;
+        } else if states
+            .iter()
+            .any(|(id, state)| port.states.get(id).is_some_and(|other| other != state))
+        {
+            self.remark(format!("the states of paths of {nqn} at {host} port {service}: a port of nvmet has one state for all subsystems"));
+        } else {
+            port.states.extend(states);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_cannot_have_is_said() {
+        let file = json!({ "name": "d", "driver_specific": { "uring": { "filename": "/srv/d" } } });
+        let memory = json!({ "name": "m", "driver_specific": {} });
+        let mut exporter = Exporter { bdevs: vec![file, memory], ..Exporter::default() };
+        let nqn = "nqn.2014-08.org.example:1";
+        exporter.subsystem(
+            nqn,
+            &json!({
+                "nqn": nqn, "allow_any_host": false, "serial_number": "S", "min_cntlid": 1, "max_cntlid": 65519,
+                "hosts": [{ "nqn": "nqn.2014-08.org.example:h", "dhchap_key": "k" }],
+                "namespaces": [
+                    { "nsid": 1, "bdev_name": "d", "uuid": "u", "nguid": "EF90689C6C46D44C89C14067801309A8", "anagrpid": 2 },
+                    { "nsid": 2, "bdev_name": "m" },
+                    { "nsid": 8193, "bdev_name": "d" },
+                ],
+            }),
+        );
+        let listener = |state: &str| {
+            json!({
+                "address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420" },
+                "ana_states": [{ "ana_group": 2, "ana_state": state }],
+            })
+        };
+        exporter.listener(nqn, &listener("non_optimized"));
+        exporter.listener("nqn.2014-08.org.example:2", &listener("optimized"));
+        let document = exporter.document();
+        let device = &document["subsystems"][0]["namespaces"][0]["device"];
+        assert_eq!(device["nguid"], "ef90689c-6c46-d44c-89c1-4067801309a8");
+        assert_eq!(document["subsystems"][0]["namespaces"].as_array().map(Vec::len), Some(1));
+        assert_eq!(document["ports"].as_array().map(Vec::len), Some(1));
+        assert_eq!(document["ports"][0]["ana_groups"][1]["ana"]["state"], "non-optimized");
+        assert_eq!(document["hosts"][0]["nqn"], "nqn.2014-08.org.example:h");
+        for words in ["key k of host", "m is neither", "up to 8192", "one state for all"] {
+            assert!(
+                exporter.remarks.iter().any(|remark| remark.contains(words)),
+                "{words}: {:?}",
+                exporter.remarks
+            );
+        }
+    }
+}

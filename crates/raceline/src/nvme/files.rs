@@ -1,0 +1,430 @@
+//! The files in which nvme-cli keeps where to connect: `discovery.conf` and `config.json`.
+//!
+//! Each entry becomes the options of a connection. What an entry has and a connection here cannot have is refused by its
+//! name, or said on standard error. Secrets are kept apart from the options, and no text shows them.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use clap::Parser;
+use raceline_host::HostConfig;
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::device::address_of;
+use crate::cli::host::ConnectArgs;
+use crate::cli::nvme::DeviceArgs;
+use crate::failure::{Failure, one_line};
+use crate::remote::{self, Secrets};
+use crate::shell;
+
+/// The file of connections of libnvme.
+pub(crate) const CONFIG: &str = "/etc/nvme/config.json";
+/// The file of discovery controllers.
+pub(crate) const DISCOVERY: &str = "/etc/nvme/discovery.conf";
+/// A larger file is none of these.
+const MAX_BYTES: u64 = 4 << 20;
+/// The name of the discovery service.
+const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// The port of discovery controllers, unless an entry has one.
+const DISCOVERY_PORT: &str = "8009";
+
+/// Where to connect, and as whom.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) connect: ConnectArgs,
+    pub(crate) secrets: Secrets,
+    /// It is a discovery controller.
+    pub(crate) is_discovery: bool,
+}
+
+impl Connection {
+    /// The configuration of the host library.
+    pub(crate) fn config(&self) -> Result<HostConfig, Failure> {
+        let mut config = remote::config_with(&self.connect, &self.secrets)?;
+        config.discovery = self.is_discovery;
+        Ok(config)
+    }
+
+    /// ADDRESS:PORT.
+    pub(crate) fn shown(&self) -> String {
+        let (address, port) = (&self.connect.address.address, self.connect.address.port);
+        if address.contains(':') && !address.starts_with('[') {
+            format!("[{address}]:{port}")
+        } else {
+            format!("{address}:{port}")
+        }
+    }
+}
+
+/// A line of `discovery.conf`, or an entry of `config.json` as one.
+#[derive(Parser)]
+#[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
+struct Line {
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    unused: Unused,
+}
+
+/// Options of nvme-cli about queues and about how long connections stay: a question to a controller does not need them.
+#[derive(clap::Args)]
+struct Unused {
+    #[arg(short = 'i', long, value_name = "N")]
+    nr_io_queues: Option<u32>,
+    #[arg(short = 'W', long, value_name = "N")]
+    nr_write_queues: Option<u32>,
+    #[arg(short = 'P', long, value_name = "N")]
+    nr_poll_queues: Option<u32>,
+    #[arg(short = 'Q', long, value_name = "N")]
+    queue_size: Option<u32>,
+    #[arg(short = 'p', long)]
+    persistent: bool,
+}
+
+impl Unused {
+    /// Whether any is there; they are read only so that a wrong one is an error.
+    fn any(&self) -> bool {
+        let numbers =
+            [self.nr_io_queues, self.nr_write_queues, self.nr_poll_queues, self.queue_size];
+        self.persistent || numbers.iter().any(Option::is_some)
+    }
+}
+
+/// The discovery controllers of one file: of JSON, or of lines as in `discovery.conf`.
+pub(crate) fn discovery_controllers(path: &Path) -> Result<Vec<Connection>, Failure> {
+    let is_json = read(path)?.trim_start().starts_with(['[', '{']);
+    if !is_json {
+        return discovery(path);
+    }
+    let found: Vec<Connection> = config(path)?.into_iter().filter(|it| it.is_discovery).collect();
+    if found.is_empty() {
+        let text = format!(
+            "{} names no discovery controller: a subsystem of the name {DISCOVERY_NQN}",
+            path.display()
+        );
+        return Err(Failure::usage(text));
+    }
+    Ok(found)
+}
+
+/// Those of the files that nvme-cli reads.
+pub(crate) fn known_discovery_controllers() -> Result<Vec<Connection>, Failure> {
+    let [json, lines] = [CONFIG, DISCOVERY].map(Path::new);
+    let mut found = Vec::new();
+    if json.exists() {
+        found.extend(config(json)?.into_iter().filter(|it| it.is_discovery));
+    }
+    if lines.exists() {
+        found.extend(discovery(lines)?);
+    }
+    if found.is_empty() {
+        return Err(Failure::usage(format!(
+            "say where to ask: -a ADDRESS, --config FILE, --mdns, or a line in {DISCOVERY} such as: -t tcp -a 192.0.2.1"
+        )));
+    }
+    Ok(found)
+}
+
+/// The discovery controllers of a `discovery.conf`.
+pub(crate) fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
+    let text = read(path)?;
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let place = format!("{}:{}", path.display(), number + 1);
+        let words = shlex::split(line)
+            .ok_or_else(|| Failure::usage(format!("{place}: a quote is not closed")))?;
+        let mut connection = connection(&place, words.into_iter().map(Zeroizing::new).collect())?;
+        connection.is_discovery = true;
+        found.push(connection);
+    }
+    if found.is_empty() {
+        let text = "no line names a discovery controller, such as: -t tcp -a 192.0.2.1 -s 8009";
+        return Err(Failure::usage(format!("{}: {text}", path.display())));
+    }
+    Ok(found)
+}
+
+/// The connection of a line. Secrets may stand in the line, as nvme-cli takes them.
+fn connection(place: &str, words: Vec<Zeroizing<String>>) -> Result<Connection, Failure> {
+    let mut secrets = Secrets::default();
+    let mut plain: Vec<String> = Vec::new();
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let (name, mut value) = match word.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => {
+                (name, Some(Zeroizing::new(value.to_owned())))
+            }
+            _ => (word.as_str(), None),
+        };
+        let kind = match name {
+            "-S" | "--dhchap-secret" => "dhchap_key",
+            "-C" | "--dhchap-ctrl-secret" => "dhchap_ctrl_key",
+            "--tls-key" | "--tls_key" => "tls_key",
+            _ => {
+                plain.push(word.to_string());
+                continue;
+            }
+        };
+        if value.is_none() {
+            value = words.next();
+        }
+        let value = value.ok_or_else(|| Failure::usage(format!("{place}: {name} has no value")))?;
+        put_secret(&mut secrets, kind, &value, &format!("{place}: {name}"))?;
+    }
+    let has = |short: &str, long: &str| {
+        plain.iter().any(|word| word.starts_with(short) || word.starts_with(long))
+    };
+    if !has("-s", "--trsvcid") {
+        plain.extend(["-s".to_owned(), DISCOVERY_PORT.to_owned()]);
+    }
+    let line = Line::try_parse_from(&plain)
+        .map_err(|error| Failure::usage(format!("{place}: {}", reason(&error))))?;
+    if line.unused.any() {
+        tracing::debug!(place, "options about queues mean nothing here");
+    }
+    if !line.device.has_address {
+        return Err(Failure::usage(format!("{place}: -a ADDRESS is missing")));
+    }
+    let mut connection = super::device::plain(&line.device)?;
+    connection.secrets = secrets;
+    connection.is_discovery = connection.connect.nqn.as_str() == DISCOVERY_NQN;
+    Ok(connection)
+}
+
+/// What clap says, in one line and without what it would print around it.
+fn reason(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let end = text.find("\n\nUsage:").or_else(|| text.find("\n\nFor more")).unwrap_or(text.len());
+    one_line(text[..end].trim_start_matches("error:"))
+}
+
+fn put_secret(secrets: &mut Secrets, kind: &str, text: &str, place: &str) -> Result<(), Failure> {
+    // No error of a key shows a part of it.
+    let wrong = |error: raceline_auth::KeyError| Failure::usage(format!("{place}: {error}"));
+    match kind {
+        "dhchap_key" => secrets.host = Some(text.parse().map_err(wrong)?),
+        "dhchap_ctrl_key" => secrets.controller = Some(text.parse().map_err(wrong)?),
+        _ => secrets.tls = Some(text.parse().map_err(wrong)?),
+    }
+    raceline_sandbox::hide_memory().map_err(Failure::runtime)
+}
+
+/// The connections of a `config.json`: all controllers of all subsystems of all hosts.
+pub(crate) fn config(path: &Path) -> Result<Vec<Connection>, Failure> {
+    let text = read(path)?;
+    let value: Value = serde_json::from_str(&text).map_err(|error| {
+        Failure::usage(format!(
+            "{}: no JSON at line {}: {}",
+            path.display(),
+            error.line(),
+            kind(&error)
+        ))
+    })?;
+    let mut reader = ConfigReader { path, found: Vec::new(), has_secrets: false };
+    let hosts = if value.is_object() { &value["hosts"] } else { &value };
+    reader.hosts(hosts)?;
+    if reader.has_secrets && is_open(path) {
+        let path = path.display();
+        shell::note(&format!("{path} has secrets, and other users can read it: chmod 600 {path}"));
+    }
+    Ok(reader.found)
+}
+
+/// What is wrong with the text, without the text.
+fn kind(error: &serde_json::Error) -> &'static str {
+    if error.is_eof() { "the file ends too early" } else { "the text is not JSON" }
+}
+
+fn is_open(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|info| info.mode() & 0o077 != 0)
+}
+
+struct ConfigReader<'a> {
+    path: &'a Path,
+    found: Vec<Connection>,
+    has_secrets: bool,
+}
+
+/// Members of a port, and the options that they are.
+const TEXTS: [(&str, &str); 4] =
+    [("transport", "-t"), ("traddr", "-a"), ("trsvcid", "-s"), ("host_traddr", "-w")];
+/// Those that are numbers.
+const NUMBERS: [(&str, &str); 7] = [
+    ("nr_io_queues", "--nr-io-queues"),
+    ("nr_write_queues", "--nr-write-queues"),
+    ("nr_poll_queues", "--nr-poll-queues"),
+    ("queue_size", "--queue-size"),
+    ("keep_alive_tmo", "--keep-alive-tmo"),
+    ("reconnect_delay", "--reconnect-delay"),
+    ("ctrl_loss_tmo", "--ctrl-loss-tmo"),
+];
+/// Those that are true or false.
+const SWITCHES: [(&str, &str); 6] = [
+    ("hdr_digest", "--hdr-digest"),
+    ("data_digest", "--data-digest"),
+    ("tls", "--tls"),
+    ("duplicate_connect", "--duplicate-connect"),
+    ("disable_sqflow", "--disable-sqflow"),
+    ("persistent", "--persistent"),
+];
+/// Secrets.
+const SECRETS: [&str; 3] = ["dhchap_key", "dhchap_ctrl_key", "tls_key"];
+/// Members that are read elsewhere, or that change nothing here.
+const OTHERS: [&str; 6] =
+    ["discovery", "concat", "host_iface", "fast_io_fail_tmo", "keyring", "tls_key_identity"];
+
+impl ConfigReader<'_> {
+    fn wrong(&self, place: &str, what: &str) -> Failure {
+        Failure::usage(format!("{}: {place}: {what}", self.path.display()))
+    }
+
+    fn list<'v>(&self, value: &'v Value, place: &str) -> Result<&'v [Value], Failure> {
+        match value {
+            Value::Null => Ok(&[]),
+            Value::Array(list) => Ok(list),
+            _ => Err(self.wrong(place, "it has to be a list")),
+        }
+    }
+
+    fn text<'v>(&self, value: &'v Value, place: &str) -> Result<Option<&'v str>, Failure> {
+        match value {
+            Value::Null => Ok(None),
+            Value::String(text) => Ok(Some(text)),
+            _ => Err(self.wrong(place, "it has to be text")),
+        }
+    }
+
+    fn hosts(&mut self, hosts: &Value) -> Result<(), Failure> {
+        if !hosts.is_array() {
+            return Err(self.wrong(
+                "the file",
+                "it has to be a list of hosts, or an object with such a list as `hosts`",
+            ));
+        }
+        for (number, host) in self.list(hosts, "hosts")?.iter().enumerate() {
+            let place = format!("hosts[{number}]");
+            if !host.is_object() {
+                return Err(self.wrong(&place, "it has to be an object"));
+            }
+            let subsystems = self.list(&host["subsystems"], &format!("{place}.subsystems"))?;
+            for (number, subsystem) in subsystems.iter().enumerate() {
+                let place = format!("{place}.subsystems[{number}]");
+                let nqn = self.text(&subsystem["nqn"], &format!("{place}.nqn"))?;
+                let nqn = nqn.ok_or_else(|| self.wrong(&place, "it has no nqn"))?;
+                for (number, port) in
+                    self.list(&subsystem["ports"], &format!("{place}.ports"))?.iter().enumerate()
+                {
+                    self.port(host, nqn, port, &format!("{place}.ports[{number}]"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn port(&mut self, host: &Value, nqn: &str, port: &Value, place: &str) -> Result<(), Failure> {
+        let Some(members) = port.as_object() else {
+            return Err(self.wrong(place, "it has to be an object"));
+        };
+        let transport =
+            self.text(&port["transport"], &format!("{place}.transport"))?.unwrap_or("tcp");
+        if transport != "tcp" {
+            let text = format!(
+                "{}: {place} is passed over: its transport is {transport}, and not tcp",
+                self.path.display()
+            );
+            shell::note(&text);
+            return Ok(());
+        }
+        let mut words = vec!["-n".to_owned(), nqn.to_owned()];
+        for (name, option) in [("hostnqn", "-q"), ("hostid", "-I")] {
+            if let Some(value) = self.text(&host[name], name)? {
+                words.extend([option.to_owned(), value.to_owned()]);
+            }
+        }
+        for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
+            let at = format!("{place}.{name}");
+            if let Some((_, option)) = TEXTS.iter().find(|(known, _)| known == name) {
+                let text = self.text(value, &at)?.unwrap_or_default();
+                words.extend([(*option).to_owned(), text.to_owned()]);
+            } else if let Some((_, option)) = NUMBERS.iter().find(|(known, _)| known == name) {
+                let number =
+                    value.as_i64().ok_or_else(|| self.wrong(&at, "it has to be a number"))?;
+                words.push(format!("{option}={number}"));
+            } else if let Some((_, option)) = SWITCHES.iter().find(|(known, _)| known == name) {
+                match value.as_bool() {
+                    // A key in the file takes the place of the kernel's.
+                    Some(true) if name == "tls" && !port["tls_key"].is_null() => {}
+                    Some(true) => words.push((*option).to_owned()),
+                    Some(false) => {}
+                    None => return Err(self.wrong(&at, "it has to be true or false")),
+                }
+            } else if !SECRETS.contains(&name.as_str()) && !OTHERS.contains(&name.as_str()) {
+                shell::note(&format!(
+                    "{}: {at} is passed over: there is nothing like it here",
+                    self.path.display()
+                ));
+            }
+        }
+        if port["trsvcid"].is_null() && nqn != DISCOVERY_NQN {
+            words.extend(["-s".to_owned(), crate::cli::values::DEFAULT_PORT.to_string()]);
+        }
+        let whole = format!("{}: {place}", self.path.display());
+        let mut made = connection(&whole, words.into_iter().map(Zeroizing::new).collect())?;
+        made.is_discovery |= port["discovery"] == true;
+        made.secrets.concat = port["concat"] == true;
+        if let Some(name) = self.text(&port["host_iface"], &format!("{place}.host_iface"))? {
+            let target = remote::resolve(&made.connect.address.address, made.connect.address.port)?;
+            made.connect.address.source = Some(address_of(name, target)?);
+        }
+        self.secrets(host, port, place, &mut made.secrets)?;
+        self.found.push(made);
+        Ok(())
+    }
+
+    /// The secret of a port, or of the host.
+    fn secrets(
+        &mut self,
+        host: &Value,
+        port: &Value,
+        place: &str,
+        into: &mut Secrets,
+    ) -> Result<(), Failure> {
+        for kind in SECRETS {
+            let (value, at) = match (&port[kind], &host[kind]) {
+                (Value::Null, value) => (value, format!("the host's {kind}")),
+                (value, _) => (value, format!("{place}.{kind}")),
+            };
+            if let Some(text) = self.text(value, &at)? {
+                put_secret(into, kind, text, &format!("{}: {at}", self.path.display()))?;
+                self.has_secrets = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text of a regular file of a bearable size.
+fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
+    let shown = path.display();
+    let failed = |error: std::io::Error| Failure::usage(format!("{shown}: {error}"));
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_dir() {
+        return Err(Failure::usage(format!("{shown} is a folder: name the file in it")));
+    }
+    let mut text = Zeroizing::new(String::new());
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => Failure::usage(format!("{shown} is no text")),
+        _ => failed(error),
+    })?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(Failure::usage(format!("{shown}: more than 4 MiB are no file of connections")));
+    }
+    Ok(text)
+}

@@ -1,0 +1,292 @@
+//! The verbs of nvme-cli against the target of a daemon, and the files in which nvme-cli keeps connections.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::{Daemon, NQN};
+
+/// A daemon whose subsystem has a pool of 64 MiB, a namespace of 8 MiB and an address; the options of a connection to it.
+fn target() -> (Daemon, Vec<String>) {
+    let daemon = Daemon::start();
+    daemon.ok(&["bdev", "add", "ram:8M", "-n", "m0"]);
+    daemon.ok(&["bdev", "add", "ram:64M", "-n", "pool"]);
+    daemon.ok(&["subsys", "add", NQN, "--serial", "RL1", "--allow-any-host"]);
+    daemon.ok(&["ns", "add", NQN, "m0", "--nsid", "7"]);
+    daemon.ok(&["pool", "add", NQN, "pool"]);
+    daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
+    let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let options = ["-t", "tcp", "-a", "127.0.0.1", "-s", &port, "-n", NQN];
+    (daemon, options.map(str::to_owned).to_vec())
+}
+
+fn with<'a>(verb: &[&'a str], options: &'a [String]) -> Vec<&'a str> {
+    verb.iter().copied().chain(options.iter().map(String::as_str)).collect()
+}
+
+#[test]
+fn controllers_and_namespaces_are_shown_as_nvme_cli_shows_them() {
+    let (daemon, options) = target();
+    let shown = daemon.json(&with(&["id-ctrl"], &options));
+    assert_eq!(shown["subnqn"], NQN);
+    assert_eq!(shown["sn"].as_str().unwrap().trim_end(), "RL1");
+    assert_eq!(daemon.output(&with(&["id-ctrl", "-b"], &options)).stdout.len(), 4096);
+    let namespace = daemon.json(&with(&["id-ns"], &options));
+    assert_eq!(
+        (namespace["nsze"].as_u64(), &namespace["lbafs"][0]["ds"]),
+        (Some(16384), &9.into())
+    );
+    assert!(
+        daemon
+            .ok(&with(&["id-ns", "--namespace-id", "7"], &options))
+            .starts_with("NVME Identify Namespace 7:\nnsze    : 0x4000\n")
+    );
+    assert_eq!(daemon.json(&with(&["smart-log"], &options))["avail_spare"], 100);
+    daemon.refused(&with(&["get-log", "-i", "0xc0", "--log-len", "64"], &options));
+    let errors = daemon.json(&with(&["error-log", "-e", "2"], &options));
+    assert!(errors["errors"].as_array().is_some_and(|list| !list.is_empty()), "{errors}");
+    let bytes =
+        daemon.output(&with(&["get-log", "-i", "2", "--log-len", "512", "-o", "binary"], &options));
+    assert_eq!(bytes.stdout.len(), 512);
+    assert!(
+        daemon
+            .ok(&with(&["get-log", "-i", "2", "--log-len", "16"], &options))
+            .contains("\n0000: 00 ")
+    );
+    let listed = daemon.json(&with(&["list"], &options));
+    let subsystem = &listed["Devices"][0]["Subsystems"][0];
+    assert_eq!(subsystem["SubsystemNQN"], NQN);
+    assert_eq!(subsystem["Namespaces"][0]["PhysicalSize"], 8 << 20);
+    let text = daemon.ok(&with(&["list-subsys"], &options[..6]));
+    assert!(text.contains(&format!("NQN={NQN}\n")) && text.contains(" live\n"), "{text}");
+    assert_eq!(daemon.ok(&with(&["ns-rescan"], &options)), "[   0]:0x7\n");
+    assert!(daemon.ok(&with(&["reset"], &options)).ends_with(" was reset\n"));
+}
+
+#[test]
+fn blocks_are_zeroed_compared_freed_and_flushed() {
+    let (daemon, options) = target();
+    let file = daemon.file("data");
+    std::fs::write(&file, vec![7; 8192]).unwrap();
+    daemon.ok(&with(&["write", "--namespace", "7", "--slba", "8", &file], &options));
+    let same = ["compare", "--start-block", "8", "--block-count", "15", "--data", &file];
+    assert_eq!(daemon.ok(&with(&same, &options)), "compare: Success\n");
+    assert_eq!(daemon.ok(&with(&["flush"], &options)), "NVMe Flush: success\n");
+    daemon.ok(&with(
+        &["write-zeroes", "--start-block", "8", "--block-count", "7", "--deac"],
+        &options,
+    ));
+    let output = daemon.output(&with(&same, &options));
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Compare Failure"), "{output:?}");
+    daemon.ok(&with(&["dsm", "--slbs", "16,0", "--blocks", "8,8", "--ad"], &options));
+    std::fs::write(&file, vec![0; 8192]).unwrap();
+    daemon.ok(&with(&same, &options));
+    for (verb, words) in [
+        (&["dsm", "--slbs", "0", "--blocks", "8"][..], "add --ad"),
+        (&["dsm", "--slbs", "0,1", "--blocks", "8", "--ad"], "the same number of ranges"),
+        (&["write-zeroes", "--start-block", "16384"], "has 16384"),
+        (&["write-zeroes", "--block-count", "0xffffffffffffffff"], "too large"),
+        (&["compare", "--data-size", "100", "--data", &file], "whole number of blocks"),
+        (
+            &["compare", "--data-size", "512", "--block-count", "1", "--data", &file],
+            "number of blocks less one",
+        ),
+        (&["compare", "--data", "/nowhere"], "No such file"),
+        (&["flush", "-o", "binary"], "no binary output"),
+        (&["format"], "add --force"),
+        (&["get-log", "-i", "2", "--log-len", "6"], "multiple of 4"),
+        (&["get-log", "-i", "2", "--log-len", "8", "-o", "json"], "smart-log"),
+        (&["flush", "--namespace-id", "9"], "the controller has 7"),
+    ] {
+        wrong(&daemon, &with(verb, &options), words);
+    }
+}
+
+/// Runs a verb that is used wrongly; its only line says what to do.
+#[track_caller]
+fn wrong(daemon: &Daemon, words: &[&str], says: &str) {
+    let output = daemon.output(words);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
+    assert!(error.contains(says) && error.lines().count() == 1, "{words:?}: {error}");
+}
+
+#[test]
+fn namespaces_are_made_attached_formatted_and_deleted() {
+    let (daemon, options) = target();
+    let made =
+        daemon.ok(&with(&["create-ns", "--nsze-si", "8Mi", "--block-size", "512"], &options));
+    assert_eq!(made, "create-ns: Success, created nsid:1\n");
+    let more = daemon
+        .json(&with(&["create-ns", "--nsze", "2048", "--ncap", "2048", "--flbas", "0"], &options));
+    assert_eq!(more["nsid"], 2);
+    assert!(
+        daemon
+            .refused(&with(&["create-ns", "--nsze", "0x1000000"], &options))
+            .contains("Insufficient Capacity")
+    );
+    let missing = daemon.refused(&with(&["id-ns", "--namespace-id", "1"], &options));
+    assert!(missing.contains("raceline attach-ns does that"), "{missing}");
+    assert_eq!(
+        daemon.ok(&with(&["attach-ns", "--namespace-id", "1"], &options)),
+        "attach-ns: Success, nsid:1\n"
+    );
+    assert_eq!(daemon.json(&with(&["id-ns", "--namespace-id", "1"], &options))["nsze"], 16384);
+    assert!(
+        daemon
+            .refused(&with(&["attach-ns", "--namespace-id", "1"], &options))
+            .contains("Already Attached")
+    );
+    let several = daemon.output(&with(&["flush"], &options));
+    assert!(
+        String::from_utf8_lossy(&several.stderr).contains("the controller has 1, 7"),
+        "{several:?}"
+    );
+    daemon
+        .ok(&with(&["format", "--namespace-id", "1", "--block-size", "4096", "--force"], &options));
+    assert_eq!(daemon.json(&with(&["id-ns", "--namespace-id", "1"], &options))["nsze"], 2048);
+    daemon.ok(&with(&["detach-ns", "--namespace-id", "1"], &options));
+    assert_eq!(
+        daemon.ok(&with(&["delete-ns", "--namespace-id", "1"], &options)),
+        "delete-ns: Success, deleted nsid:1\n"
+    );
+    daemon.refused(&with(&["delete-ns", "--namespace-id", "1"], &options));
+    wrong(
+        &daemon,
+        &with(&["create-ns", "--nsze", "8", "--block-size", "777"], &options),
+        "there are no blocks of 777 bytes",
+    );
+}
+
+#[test]
+fn a_controller_of_a_daemon_is_named_by_its_name() {
+    // A daemon takes no device of its own for another one's, so that there are two.
+    let (_target, options) = target();
+    let daemon = Daemon::start();
+    let port = &options[5];
+    daemon.ok(&[
+        "rpc",
+        "bdev_nvme_attach_controller",
+        "-b",
+        "Nvme0",
+        "-t",
+        "tcp",
+        "-f",
+        "ipv4",
+        "-a",
+        "127.0.0.1",
+        "-s",
+        port,
+        "-n",
+        NQN,
+    ]);
+    let text = daemon.ok(&["list"]);
+    assert!(
+        text.lines()
+            .nth(2)
+            .is_some_and(|line| line.starts_with("Nvme0n7 ") && line.contains("0x7 ")),
+        "{text}"
+    );
+    assert!(daemon.ok(&["list-subsys"]).contains(" +- Nvme0 tcp traddr=127.0.0.1,"));
+    assert_eq!(daemon.json(&["id-ctrl", "Nvme0"])["subnqn"], NQN);
+    assert_eq!(daemon.json(&["id-ns", "Nvme0n7"])["nsze"], 16384);
+    assert_eq!(daemon.ok(&["reset", "Nvme0"]), "Nvme0 was reset\n");
+    wrong(&daemon, &["id-ctrl", "Nvme1"], "it has Nvme0");
+    wrong(&daemon, &["id-ctrl", "Nvme0", "-a", "127.0.0.1"], "cannot be used with");
+}
+
+#[test]
+fn connections_come_from_the_files_of_nvme_cli() {
+    let (daemon, options) = target();
+    let port = &options[5];
+    let json = daemon.file("config.json");
+    let secret = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    let config = format!(
+        r#"[{{"hostnqn": "nqn.2014-08.org.example:h", "subsystems": [
+            {{"nqn": "{NQN}", "ports": [
+                {{"transport": "rdma", "traddr": "127.0.0.1"}},
+                {{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "{port}", "nr_io_queues": 2, "dhchap_key": "{secret}"}}]}},
+            {{"nqn": "nqn.2014-08.org.nvmexpress.discovery", "ports": [
+                {{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "{port}"}}]}}]}}]"#
+    );
+    std::fs::write(&json, &config).unwrap();
+    std::fs::set_permissions(&json, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = daemon.output(&["id-ctrl", "--config", &json, "-n", NQN]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(
+        error.contains("transport is rdma")
+            && error.contains("chmod 600")
+            && !error.contains(&secret[10..]),
+        "{error}"
+    );
+    let listed = daemon.json(&["list", "--config", &json]);
+    assert_eq!(listed["Devices"][0]["HostNQN"], "nqn.2014-08.org.example:h");
+    assert!(daemon.ok(&["discover", "--config", &json]).contains(NQN));
+    wrong_file(&daemon, &json, "[{\"subsystems\": 7}]", "hosts[0].subsystems: it has to be a list");
+    wrong_file(&daemon, &json, "{}", "a list of hosts");
+    wrong_file(&daemon, &json, "[{", "ends too early");
+    wrong_file(&daemon, &json, "[{\"subsystems\": [{\"ports\": []}]}]", "it has no nqn");
+    let port_of = |members: &str| {
+        format!(r#"[{{"subsystems": [{{"nqn": "{NQN}", "ports": [{members}]}}]}}]"#)
+    };
+    wrong_file(&daemon, &json, &port_of("7"), "ports[0]: it has to be an object");
+    wrong_file(&daemon, &json, &port_of("{}"), "-a ADDRESS is missing");
+    wrong_file(&daemon, &json, &port_of(r#"{"traddr": "a", "trsvcid": "99999"}"#), "99999");
+    wrong_file(
+        &daemon,
+        &json,
+        &port_of(r#"{"traddr": "a", "dhchap_key": "DHHC-1:00:c2VjcmV0:"}"#),
+        "dhchap_key",
+    );
+    wrong_file(
+        &daemon,
+        &json,
+        &port_of(r#"{"traddr": "a", "queue_size": []}"#),
+        "queue_size: it has to be a number",
+    );
+
+    let lines = daemon.file("discovery.conf");
+    std::fs::write(&lines, format!("# comment\n\n-t tcp -a 127.0.0.1 -s {port} -i 4 # comment\n"))
+        .unwrap();
+    assert!(daemon.ok(&["discover", "--config", &lines]).contains(NQN));
+    std::fs::write(
+        &lines,
+        format!("--transport=tcp --traddr=127.0.0.1 --trsvcid={port} -i 4 -S {secret}\n"),
+    )
+    .unwrap();
+    assert!(daemon.ok(&["discover", "--config", &lines]).contains(NQN));
+    for (text, says) in [
+        ("-t tcp -a", "discovery.conf:1: "),
+        ("-t rdma -a 127.0.0.1", "discovery.conf:1: "),
+        ("-a 'x", "a quote is not closed"),
+        ("\n# nothing\n", "no line names"),
+        ("-a 127.0.0.1 --dhchap-secret=DHHC-1:00:c2VjcmV0:", "--dhchap-secret"),
+    ] {
+        wrong_file(&daemon, &lines, text, says);
+    }
+}
+
+/// A file that is wrong is refused by its place, and no secret is shown.
+#[track_caller]
+fn wrong_file(daemon: &Daemon, path: &str, text: &str, says: &str) {
+    std::fs::write(path, text).unwrap();
+    let output = daemon.output(&["discover", "--config", path]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}: {error}");
+    assert!(error.contains(says) && !error.contains("c2VjcmV0"), "{text}: {error}");
+}
+
+#[test]
+fn what_does_not_say_which_controller_is_refused() {
+    let daemon = Daemon::start();
+    wrong(&daemon, &["id-ctrl"], "say which controller");
+    wrong(&daemon, &["id-ctrl", "-a", "127.0.0.1"], "say which controller");
+    wrong(&daemon, &["id-ctrl", "-n", NQN, "--config", "/nowhere"], "No such file");
+    wrong(
+        &daemon,
+        &["id-ctrl", "-n", NQN, "-a", "127.0.0.1", "--host-iface", "nowhere0"],
+        "there is no interface nowhere0",
+    );
+    wrong(&daemon, &["id-ctrl", "--iscsi", "-n", NQN, "-a", "127.0.0.1"], "for NVMe");
+    wrong(&daemon, &["id-ctrl", "Nvme0"], "it has none");
+}

@@ -1,0 +1,191 @@
+//! The verbs that watch a daemon: events, top, support.
+
+use std::io::Read as _;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{Scratch, Served, call, configure, run};
+
+const NQN: &str = "nqn.2026-01.io.raceline:watched";
+
+/// What is planted wherever somebody may put a secret.
+const PLANTED: [&str; 6] = [
+    "PlantedChapSecret1",
+    "PlantedMutualSecret2",
+    "PlantedUrlPassword3",
+    "PlantedLogToken4",
+    "PlantedCommandLine5",
+    "AAAAPlantedPskKey6",
+];
+
+/// A follower whose output goes into two files.
+struct Follower(Child);
+
+impl Follower {
+    fn start(folder: &Scratch, socket: &str) -> Self {
+        let file = |name: &str| std::fs::File::create(folder.path(name)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+        command.args(["events", "-s", socket, "--json", "--since", "start"]);
+        Self(command.stdout(file("out")).stderr(file("err")).spawn().unwrap())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for a condition.
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn lines(output: &str) -> Vec<Value> {
+    output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn address(socket: &std::path::Path) -> (String, String) {
+    let listed = call(socket, "nvmf_get_subsystems", Value::Null).unwrap();
+    let ours = listed.as_array().unwrap().iter().find(|it| it["nqn"] == NQN).unwrap();
+    let at = &ours["listen_addresses"][0];
+    let text = |member: &str| at[member].as_str().unwrap().to_owned();
+    (text("traddr"), text("trsvcid"))
+}
+
+#[test]
+fn events_are_followed_over_a_restart() {
+    let folder = Scratch::new();
+    let socket = folder.path("rpc.sock");
+    let path = std::path::Path::new(&socket);
+    let daemon = Served::start(path, &[]);
+    configure(path, NQN, 2048);
+    let _follower = Follower::start(&folder, &socket);
+    let (host, port) = address(path);
+    assert_eq!(run(&["identify", "-a", &host, "-s", &port, "-n", NQN]).code, Some(0));
+    let once = ["events", "-s", &socket, "--json", "--since", "start", "--once"];
+    // The end of a connection is reported when the daemon sees it.
+    let mut seen = Vec::new();
+    wait_for("a disconnect", || {
+        let output = run(&once);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        seen = lines(&output.stdout);
+        seen.iter().any(|event| event["kind"] == "disconnect")
+    });
+    let numbers: Vec<u64> = seen.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
+    assert!(numbers.iter().copied().eq(1..=u64::try_from(numbers.len()).unwrap()), "{numbers:?}");
+    let of = |kind: &str| seen.iter().find(|event| event["kind"] == kind).unwrap();
+    assert_eq!(of("connect")["fields"]["subsystem"], NQN);
+    assert_eq!(of("device")["fields"]["name"], "M");
+    assert_eq!(of("change")["message"], "nvmf_create_transport: ok");
+    let output = run(&["events", "-s", &socket, "--since", "start", "--once", "--kind", "device"]);
+    assert_eq!(output.stdout.lines().count(), 1, "{}", output.stdout);
+    assert!(output.stdout.contains("a device has come  name=M"), "{}", output.stdout);
+
+    assert_eq!(daemon.end(Signal::TERM).code, Some(0));
+    let daemon = Served::start(path, &[]);
+    configure(path, NQN, 2048);
+    let read = |name: &str| std::fs::read_to_string(folder.path(name)).unwrap();
+    let made = "nvmf_subsystem_add_listener: ok";
+    wait_for("the second daemon", || read("out").matches(made).count() == 2);
+    assert_eq!(daemon.end(Signal::TERM).code, Some(0));
+    let errors = read("err");
+    assert!(errors.contains("the daemon has ended"), "{errors}");
+    assert!(errors.contains("counted from 1 again"), "{errors}");
+    let all = lines(&read("out"));
+    let made = all.iter().filter(|event| event["message"] == "nvmf_create_subsystem: ok");
+    assert_eq!(made.count(), 2, "{all:?}");
+    assert!(all.iter().all(|event| event["missed"].is_null()), "{all:?}");
+}
+
+#[test]
+fn top_prints_once_what_programs_read() {
+    let folder = Scratch::new();
+    let socket = folder.path("rpc.sock");
+    let path = std::path::Path::new(&socket);
+    let _daemon = Served::start(path, &[]);
+    configure(path, NQN, 2048);
+    let output = run(&["top", "-s", &socket]);
+    assert_eq!(output.code, Some(2), "{}", output.stdout);
+    assert!(output.stderr.contains("--once"), "{}", output.stderr);
+    let output =
+        run(&["top", "-s", &socket, "--once", "-o", "json", "--interval", "0.2", "--latencies"]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let shown: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(shown["namespaces"][0]["subsystem"], NQN);
+    assert_eq!(shown["namespaces"][0]["size"], 2048 * 512);
+    assert_eq!(shown["devices"][0]["iops"], 0.0);
+    // The histograms that it has turned on are off again.
+    assert!(call(path, "bdev_get_histogram", json!({ "name": "M" })).is_err());
+    let output = run(&["top", "-s", &socket, "--once", "-i", "0.1"]);
+    assert!(output.stdout.contains("\nsubsystems\n"), "{}", output.stdout);
+}
+
+#[test]
+fn an_archive_for_support_has_no_secret() {
+    let folder = Scratch::new();
+    let socket = folder.path("rpc.sock");
+    let path = std::path::Path::new(&socket);
+    let state = folder.path("state");
+    let daemon = Served::start(path, &["--state-dir", &state]);
+    configure(path, NQN, 2048);
+    let secret = json!({ "user": "u", "secret": PLANTED[0], "muser": "m", "msecret": PLANTED[1] });
+    call(path, "iscsi_create_auth_group", json!({ "tag": 1, "secrets": [secret] })).unwrap();
+    let url = format!("iscsi://user%{}@127.0.0.1:1/iqn.2026-01.io.raceline:x/0", PLANTED[2]);
+    // It cannot be made; what was tried stands in the audit.
+    let params = json!({ "name": "L", "initiator_iqn": "iqn.2026-01.io.raceline:y", "url": url });
+    assert!(call(path, "bdev_iscsi_create", params).is_err());
+    // A name that looks like a key is somebody's mistake.
+    let key = format!("NVMeTLSkey-1:01:{}:", PLANTED[5]);
+    let params = json!({ "nqn": NQN, "host": "nqn.2026-01.io.raceline:h", "psk": key });
+    assert!(call(path, "nvmf_subsystem_add_host", params).is_err());
+    let log = folder.file(
+        "daemon.log",
+        format!(
+            "begin\nAuthorization: Bearer {}\nrun --dhchap-secret {}\nend\n",
+            PLANTED[3], PLANTED[4]
+        )
+        .as_bytes(),
+    );
+    let archive = folder.path("report.tar.gz");
+    let output = run(&["support", "-s", &socket, "-f", &archive, "--log", &log]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let mut all = String::new();
+    let file = std::fs::File::open(&archive).unwrap();
+    let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let mut names = Vec::new();
+    for entry in tar.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        names.push(entry.path().unwrap().display().to_string());
+        entry.read_to_string(&mut all).unwrap();
+    }
+    for planted in PLANTED {
+        assert!(!all.contains(planted), "{planted} is in the archive");
+    }
+    assert!(all.contains("[removed]") && all.contains(NQN));
+    for part in
+        ["doctor.json", "config.json", "events.txt", "log/0.txt", "rpc/nvmf_get_subsystems.json"]
+    {
+        assert!(names.contains(&format!("raceline-support/{part}")), "{part}: {names:?}");
+    }
+    // What was planted was there: the daemon's own configuration has it.
+    let config = call(path, "framework_get_config", json!({ "name": "iscsi" })).unwrap();
+    assert!(config.to_string().contains(PLANTED[0]), "{config}");
+    // A file that is there is not replaced.
+    let again = run(&["support", "-s", &socket, "-f", &archive, "--log", &log]);
+    assert_eq!(again.code, Some(1), "{}", again.stdout);
+    assert_eq!(daemon.end(Signal::TERM).code, Some(0));
+    // Without a daemon there is an archive all the same.
+    let without = folder.path("without.tar.gz");
+    let output = run(&["support", "-s", &socket, "-f", &without, "--log", &log]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stdout.contains("MISSING.txt"), "{}", output.stdout);
+}

@@ -1,0 +1,27 @@
+//! The kernel's NBD client, in the guest, on a disk that `raceline connect --as nbd` makes outside.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use super::{Part, guest, script, watch};
+use crate::nbd::Disk;
+use crate::raceline::Tree;
+use crate::step::Outcome;
+
+/// Runs the guest's script.
+pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
+    let scratch = super::scratch(tree, image)?;
+    let device = format!("file:{},size=384M,buffered", scratch.join("disk.img").display());
+    let disk = Disk::start(tree, &["--bdev", &device, "--listen", "0"])?;
+    let mut guest = guest(tree, image, Part::Disk)
+        .args(["-e", &format!("PORT={}", disk.port()?)])
+        .args([image, &script(tree, Part::Disk)])
+        .start()?;
+    let outcome = watch(&mut guest, |request| bail!("the guest asks for '{request}'"));
+    let ended = disk.disconnect(tree);
+    std::fs::remove_dir_all(&scratch)?;
+    let outcome = outcome?;
+    ended?;
+    Ok(outcome)
+}

@@ -1,0 +1,78 @@
+//! The page step: the page of a daemon in Chromium, with a thousand namespaces, judged by a script and by axe.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::child::{Task, has_program};
+use crate::raceline::Tree;
+use crate::serve::Serve;
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// The script that drives the browser.
+const SCRIPT: &str = "interop/page/check.py";
+/// The package with the rules of accessibility.
+const AXE: &str = "axe-core@4.14.1";
+/// Time for the whole script, in seconds; on a quiet machine it takes about 30.
+const SCRIPT_LIMIT_S: u64 = 400;
+const DOWNLOAD_LIMIT_S: u64 = 60;
+/// A token of this test alone.
+const TOKEN: &str = "a-token-of-the-page-step-and-of-nothing-else";
+
+/// Starts a daemon with a page, and opens that.
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    if let Some(why) = setup::missing_for("papers-report") {
+        return setup::cannot(&why);
+    }
+    if !has_program("python3") {
+        return setup::cannot("missing: python3 (cargo xtask setup)");
+    }
+    let folder = tree.scratch("page")?;
+    let token = folder.join("token");
+    std::fs::write(&token, TOKEN)?;
+    Task::new("chmod").args(["600"]).args([&token]).check()?;
+    let token_file = token.to_str().context("a path that is no text")?;
+    let options = ["--ui", "127.0.0.1:0", "--http-token", token_file];
+    let mut daemon = Serve::start(tree, &folder, &options)?;
+    let url = daemon.ready["http"][0].as_str().context("the ready line has no http")?.to_owned();
+    let mut checks = Checks::default();
+    let axe = axe(&folder);
+    if let Err(why) = &axe {
+        checks.skip("page: axe", &format!("{why:#}"));
+    }
+    let script = Task::new("python3").args(["-B"]).args([&tree.root.join(SCRIPT)]);
+    let script = script.args([url.as_str(), TOKEN, &daemon.pid().to_string()]).args([&folder]);
+    let ended = script.args(axe.ok()).limit(SCRIPT_LIMIT_S).run()?;
+    let mut told = 0;
+    for line in ended.stdout.lines() {
+        if let Some(rest) = line.strip_prefix("ok ") {
+            checks.ok(&format!("page: {rest}"));
+        } else if let Some(rest) = line.strip_prefix("not ok ") {
+            let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
+            checks.not_ok(&format!("page: {name}"), why);
+        } else {
+            continue;
+        }
+        told += 1;
+    }
+    if told == 0 || !ended.success() && !ended.stdout.contains("not ok ") {
+        checks.not_ok("page: script", &format!("{} {}", ended.why(), ended.tail(5)));
+    }
+    checks.run("page: the daemon goes on, and ends in good order", || {
+        daemon.healthy()?;
+        daemon.stop()
+    });
+    checks.outcome()
+}
+
+/// The rules of accessibility, from npm's registry.
+fn axe(folder: &Path) -> Result<PathBuf> {
+    anyhow::ensure!(has_program("npm"), "missing: npm (with it, {AXE} judges the page)");
+    let pack = Task::new("npm").args(["pack", "--silent", AXE]).dir(folder);
+    let packed = pack.limit(DOWNLOAD_LIMIT_S).check().context("npm pack")?;
+    let archive = folder.join(packed.stdout.trim());
+    let unpack = Task::new("tar").args(["xzf"]).args([&archive]).args(["package/axe.min.js"]);
+    unpack.dir(folder).check()?;
+    Ok(folder.join("package/axe.min.js"))
+}
