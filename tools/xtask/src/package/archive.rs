@@ -96,7 +96,7 @@ fn header(prefix: &str, entry: &Entry, size: usize, time_s: u64) -> Result<[u8; 
 
 /// The bytes compressed, without a time or a name.
 pub(super) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut writer = GzBuilder::new().write(Vec::new(), Compression::best());
+    let mut writer = GzBuilder::new().write(Vec::new(), Compression::default());
     writer.write_all(bytes)?;
     Ok(writer.finish()?)
 }
