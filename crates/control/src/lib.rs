@@ -13,6 +13,7 @@ pub mod cores;
 pub mod daemon;
 mod duplicates;
 pub mod error;
+pub mod hand_over;
 pub mod keyring;
 pub mod logging;
 pub mod manager;

@@ -29,6 +29,7 @@ mod secrets;
 mod serve;
 mod shell;
 mod signals;
+mod successor;
 mod table;
 mod tally;
 
