@@ -195,6 +195,7 @@ figures() {
 
 connect_both() {
     local letter
+    forget_controllers
     for letter in "${1%?}" "${1#?}"; do
         nvme connect -t tcp -a "$ADDR" -s "$(port_of "$letter")" -n "$NQN" --keep-alive-tmo="$KATO" --reconnect-delay=1 \
             --ctrl-loss-tmo=600

@@ -1,14 +1,21 @@
 # Shell functions for the scripts about several paths to a namespace; lib.sh has to be sourced before.
 
-# of_port PORT: prints the controller that is connected to that port.
+# of_port PORT: prints the controller that is connected to that port.  The answer is kept while the controller is there:
+# Linux 6.12.118 hangs or faults if "address" is read while the controller's connection ends.
 of_port() {
-    local c
+    local c kept=/tmp/controller.$1
+    if [ -s "$kept" ] && [ -e "/sys/class/nvme/$(cat "$kept")" ]; then
+        cat "$kept"
+        return
+    fi
     for c in /sys/class/nvme/nvme*; do
         case $(cat "$c/address" 2>/dev/null) in
-            *trsvcid="$1"*) echo "${c##*/}"; return ;;
+            *trsvcid="$1"*) echo "${c##*/}" | tee "$kept"; return ;;
         esac
     done
 }
+# forget_controllers: to be called when controllers are disconnected, as another one may get the same name.
+forget_controllers() { rm -f /tmp/controller.*; }
 # path PORT: prints the folder in sysfs of the path by that port.  Its name is nvme<subsystem>c<controller>n<namespace>.
 path() {
     local c p

@@ -29,6 +29,7 @@ fio_succeeded() {
 
 connect_both() {
     local p
+    forget_controllers
     for p in "$PORT_A" "$PORT_B"; do
         nvme connect -t tcp -a "$ADDR" -s "$p" -n "$NQN" --keep-alive-tmo=30 --reconnect-delay=1 --ctrl-loss-tmo=120
         wait_live "$p"

@@ -60,7 +60,13 @@ pub struct DaemonConfig {
     pub logging: Logging,
     /// Announce the listeners of the discovery service by multicast DNS.
     pub mdns: bool,
+    /// What is started beside the socket.
+    pub beside: Option<Beside>,
 }
+
+/// Starts something that serves clients beside the socket: after the socket, and before what is kept or configured is
+/// in service. It ends when it is dropped, as the first thing of the daemon's end.
+pub type Beside = Box<dyn FnOnce(&Arc<Manager>) -> Result<Box<dyn Send>, String> + Send>;
 
 /// Why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -94,12 +100,16 @@ pub enum StartError {
     /// A call of the configuration failed.
     #[error("{0}")]
     Load(String),
+    /// What serves clients beside the socket cannot start.
+    #[error("{0}")]
+    Beside(String),
 }
 
 /// A running control plane.
 pub struct Daemon {
     manager: Arc<Manager>,
     server: Server,
+    beside: Option<Box<dyn Send>>,
     successors: Option<Successors>,
 }
 
@@ -143,6 +153,8 @@ impl Daemon {
         origin.make(&manager, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&manager))?;
+        let beside = config.beside.map(|start| start(&manager));
+        let beside = beside.transpose().map_err(StartError::Beside)?;
         manager.at_start(Box::new(move |manager| {
             origin.make(manager, &registry).map_err(|error| error.to_string())?;
             manager.wait_durable().map_err(|error| error.to_string())
@@ -150,7 +162,7 @@ impl Daemon {
         if !config.wait_for_rpc {
             manager.start_all().map_err(StartError::Load)?;
         }
-        Ok(Self { manager, server, successors: None })
+        Ok(Self { manager, server, beside, successors: None })
     }
 
     /// Takes the place of a daemon that runs; everything is in service when this returns. If it fails, that daemon goes
@@ -186,7 +198,13 @@ impl Daemon {
         let server = Server::start(server, Arc::clone(&manager));
         predecessor.settle();
         let server = server.map_err(|error| TakeOverError::Unable(error.to_string()))?;
-        Ok(Self { manager, server, successors: None })
+        let beside = config.beside.map(|start| start(&manager)).transpose();
+        // Hosts are served without it.
+        let beside = beside.unwrap_or_else(|error| {
+            tracing::error!("{error}");
+            None
+        });
+        Ok(Self { manager, server, beside, successors: None })
     }
 
     /// Lets another process take the place of this one from here on.
@@ -218,8 +236,9 @@ impl Daemon {
     /// When a core does not end in time, or the state cannot be written; nothing acknowledged is
     /// lost.
     pub fn stop(self) -> Result<(), ManagerError> {
-        let Self { manager, server, successors } = self;
+        let Self { manager, server, beside, successors } = self;
         drop(successors);
+        drop(beside);
         drop(server);
         let stopped = manager.shut_down();
         manager.close_journal().map_err(ManagerError::Journal)?;

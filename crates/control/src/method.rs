@@ -14,7 +14,7 @@ use crate::error::{RpcError, code};
 use crate::manager::{Manager, Phase};
 use crate::masked::{masked, may_hold_secret};
 use crate::params;
-use crate::role::{Peer, Role};
+use crate::role::{Peer, Role, Via};
 use crate::schema::schema;
 use crate::similar::similar;
 
@@ -292,10 +292,15 @@ impl Registry {
             return Err(self.not_found(name));
         };
         if method.access == Access::Change && peer.role != Role::Admin {
-            return Err(RpcError::errno(libc::EPERM).because(format!(
-                "user {} may look but not change; admins are named with --rpc-admin",
-                peer.uid
-            )));
+            return Err(RpcError::errno(libc::EPERM).because(match peer.via {
+                Via::Socket => format!(
+                    "user {} may look but not change; admins are named with --rpc-admin",
+                    peer.uid
+                ),
+                Via::Http => "a call without the token may look but not change: send the token of --http-token, as \
+                              Authorization: Bearer TOKEN or as the password"
+                    .to_owned(),
+            }));
         }
         let phase = match manager.phase() {
             Phase::Starting if peer.is_internal => Phase::Runtime,
@@ -396,9 +401,10 @@ fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcE
     let text: String = shown.split_whitespace().collect::<Vec<_>>().join(" ");
     let end = text.floor_char_boundary(AUDIT_TEXT_BYTES);
     let outcome = result.as_ref().map_or_else(ToString::to_string, |_| "ok".to_owned());
-    let Peer { uid, pid, .. } = call.peer;
+    let Peer { via, uid, pid, .. } = call.peer;
     tracing::info!(
         target: "raceline::audit",
+        via = via.word(),
         uid,
         pid,
         method = call.method,

@@ -9,10 +9,32 @@ pub enum Role {
     Admin,
 }
 
-/// The process at the other end of a connection, as the kernel reports it.
+/// How a call comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// By the Unix socket: the kernel says who it is.
+    Socket,
+    /// By HTTP: a token says what it may do.
+    Http,
+}
+
+impl Via {
+    /// Its name in the log.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Socket => "socket",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// The caller: the process at the other end of a connection, as the kernel reports it, or whoever has a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// User.
+    /// How it has come.
+    pub via: Via,
+    /// User; by HTTP, the user that the daemon runs as.
     pub uid: u32,
     /// Process; 0 if the kernel does not report it.
     pub pid: i32,
@@ -27,7 +49,15 @@ impl Peer {
     #[must_use]
     pub fn this_process() -> Self {
         let pid = i32::try_from(std::process::id()).unwrap_or(0);
-        Self { uid: rustix::process::geteuid().as_raw(), pid, role: Role::Admin, is_internal: true }
+        let uid = rustix::process::geteuid().as_raw();
+        Self { via: Via::Socket, uid, pid, role: Role::Admin, is_internal: true }
+    }
+
+    /// A client by HTTP, whose token has been checked.
+    #[must_use]
+    pub fn by_http(role: Role) -> Self {
+        let uid = rustix::process::geteuid().as_raw();
+        Self { via: Via::Http, uid, pid: 0, role, is_internal: false }
     }
 }
 

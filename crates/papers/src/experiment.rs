@@ -126,6 +126,31 @@ pub struct Series {
     /// Settings of this series.
     #[serde(default)]
     pub settings: toml::Table,
+    /// It is not measured, but computed from another series.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
+}
+
+/// How a series is computed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// The measured series.
+    pub of: String,
+    /// The work that is taken away from it.
+    pub without: Vec<Work>,
+}
+
+/// Work that an adapter can take from a target's CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// TCP: segments, acknowledgements, retransmission, buffers.
+    Stack,
+    /// The copy of data between the device's memory and the network's.
+    Copy,
+    /// Digests of PDUs.
+    Digest,
 }
 
 /// A quantity.

@@ -68,6 +68,7 @@ pub use log::IoCounters;
 pub use management::ManagementCommand;
 pub use reservation::{ReservedNamespaces, reservation_transfer};
 pub use security::{Channel, Security};
+pub(crate) use sgl::direction_of_command;
 pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,

@@ -22,7 +22,7 @@ pub mod reservation;
 pub mod rw;
 pub mod status;
 pub mod transfer;
-mod wire;
+pub(crate) mod wire;
 
 pub use command::{Fuse, SglDescriptor, Sqe};
 pub use completion::Cqe;

@@ -8,6 +8,7 @@ pub(crate) mod device;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod host;
+pub(crate) mod http;
 pub(crate) mod initiator;
 pub(crate) mod iscsi;
 pub(crate) mod key;

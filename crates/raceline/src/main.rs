@@ -12,6 +12,7 @@ mod export;
 mod export_iscsi;
 mod export_key;
 mod failure;
+mod http;
 mod identify;
 mod initiator;
 mod key;

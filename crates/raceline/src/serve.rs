@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::cli::serve::ServeArgs;
 use crate::failure::Failure;
+use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::{limits, log, sandbox, shell, successor};
@@ -27,6 +28,9 @@ struct Ready {
     /// Whether options can still be set, because the daemon waits for framework_start_init.
     waits_for_rpc: bool,
     pid: u32,
+    /// Where it serves HTTP.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    http: Vec<String>,
 }
 
 /// Serves until SIGINT or SIGTERM.
@@ -49,6 +53,11 @@ fn serve(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
+    let predecessor =
+        args.take_over.then(|| Predecessor::meet(&args.socket, args.state_dir.clone()));
+    let predecessor = predecessor.transpose().map_err(Failure::runtime)?;
+    let http = Prepared::new(&args.http, args.state_dir.as_deref())?;
+    let addresses = http.as_ref().map(Prepared::addresses).unwrap_or_default();
     let mut config = DaemonConfig {
         socket: args.socket.clone(),
         admins: args.admins.clone(),
@@ -59,14 +68,12 @@ fn serve(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
         connections: args.connections.options(),
         mdns: args.mdns,
         logging: Logging::new(settings, Box::new(log::apply)),
+        beside: http.map(Prepared::into_beside),
         ..DaemonConfig::default()
     };
     // The sandbox holds for threads that start in it: no other has started but the judge.
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
-    let predecessor =
-        args.take_over.then(|| Predecessor::meet(&args.socket, args.state_dir.clone()));
-    let predecessor = predecessor.transpose().map_err(Failure::runtime)?;
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
     let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;
     let mut daemon = match predecessor {
@@ -82,6 +89,7 @@ fn serve(args: &ServeArgs, settings: LogSettings) -> Result<(), Failure> {
         socket: daemon.socket().display().to_string(),
         waits_for_rpc: args.wait_for_rpc,
         pid: std::process::id(),
+        http: addresses.iter().map(|address| format!("http://{address}")).collect(),
     };
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;

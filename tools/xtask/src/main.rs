@@ -30,6 +30,7 @@ mod setup;
 mod spdk;
 mod step;
 mod test_cu;
+mod unit;
 mod wire;
 
 use std::process::ExitCode;
@@ -40,10 +41,8 @@ use clap::{Parser, Subcommand};
 use crate::child::Task;
 use crate::interop::{Kernel, Part, Peer};
 use crate::raceline::Tree;
-use crate::step::{Outcome, Step};
+use crate::step::{Outcome, Step, Which};
 
-/// Time for `cargo test` with empty caches on two cores, in seconds.
-const TEST_LIMIT_S: u64 = 1800;
 /// Seeds of `cargo xtask sim` within `cargo xtask test`.
 const SIM_SEEDS: u64 = 200;
 /// Time for one run of the simulator, in seconds.
@@ -74,6 +73,9 @@ enum Verb {
         /// Leave out the emulated machines and fuzzing.
         #[arg(long)]
         quick: bool,
+        /// Also run the steps on request, which `--list` marks.
+        #[arg(long, conflicts_with = "quick")]
+        all: bool,
         /// Run only these steps (a name, or what names begin with: kernel, kernel-6.1).
         #[arg(long, value_delimiter = ',', value_name = "STEP")]
         only: Vec<String>,
@@ -177,14 +179,22 @@ fn run(verb: Verb) -> Result<bool> {
         }
         Verb::Test { list: true, .. } => {
             for step in steps(&tree) {
-                println!("{:<22} {}", step.name, step.about);
+                let mark = if step.on_request { " (on request)" } else { "" };
+                println!("{:<22} {}{mark}", step.name, step.about);
             }
             true
         }
-        Verb::Test { quick, only, .. } => step::run(step::select(steps(&tree), &only, quick)?),
+        Verb::Test { quick, all, only, .. } => {
+            let which = match (quick, all) {
+                (true, _) => Which::Quick,
+                (false, true) => Which::All,
+                (false, false) => Which::Usual,
+            };
+            step::run(step::select(steps(&tree), &only, which)?)
+        }
         Verb::Lint => {
             let only = ["format", "clippy", "tidy"].map(str::to_owned);
-            step::run(step::select(steps(&tree), &only, false)?)
+            step::run(step::select(steps(&tree), &only, Which::Usual)?)
         }
         Verb::Fuzz { target, seconds } => {
             one("fuzz", Box::new(|| fuzz::run(&tree, target.as_deref(), seconds)))
@@ -241,7 +251,7 @@ fn step<'a>(
     quick: bool,
     action: step::Action<'a>,
 ) -> Step<'a> {
-    Step { name, about, quick, lane: None, action }
+    Step { name, about, quick, beside: false, on_request: false, action }
 }
 
 /// Every step of `cargo xtask test`, in order.
@@ -255,7 +265,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
         step("c-header", "raceline.h says what is", true, Box::new(|| capi::check_header(root))),
         step("service", "systemd judges the service", true, Box::new(|| packaging::run(root))),
-        step("unit", "cargo test --workspace", true, Box::new(|| unit(tree))),
+        step("unit", "cargo test --workspace", true, Box::new(|| unit::run(tree))),
         step(
             "sim",
             "seeded simulations",
@@ -286,44 +296,21 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             true,
             Box::new(|| capi::run(tree)),
         ),
-        step(
-            "papers-report",
-            "the report about the papers' experiments, in a browser",
-            true,
-            Box::new(|| papers::run(tree)),
-        ),
     ];
     steps.extend(outside_steps(tree));
-    steps.extend(kernel_steps(tree));
+    // From here on two at a time: an emulated machine uses one core, and the others wait for the most part. The longest
+    // begins first.
     let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS_OF_TEST));
-    // The guests of one kernel take about as long as those of the other and fuzzing together, and emulation uses
-    // one core of each.
     let fuzz = step("fuzz", "every fuzz target for a short time", false, action);
-    steps.push(Step { lane: Some("6.1 and fuzz"), ..fuzz });
+    steps.push(Step { beside: true, ..fuzz });
+    steps.extend(kernel_steps(tree));
+    steps.extend(waiting_steps(tree).map(|step| Step { beside: true, ..step }));
     steps
 }
 
 /// The steps in which a program that is not ours judges, or the machine's network is changed.
-fn outside_steps(tree: &Tree) -> [Step<'_>; 6] {
+fn outside_steps(tree: &Tree) -> [Step<'_>; 3] {
     [
-        step(
-            "fio-engine",
-            "Debian's fio over our engine, with verify",
-            false,
-            Box::new(|| fio::run(tree)),
-        ),
-        step(
-            "spdk-client",
-            "SPDK's own clients drive a daemon",
-            true,
-            Box::new(|| official::run(tree)),
-        ),
-        step(
-            "iscsi-test-cu",
-            "libiscsi's conformance tests of iSCSI and SCSI",
-            true,
-            Box::new(|| test_cu::run_default(tree)),
-        ),
         step(
             "tshark",
             "a capture of every PDU type, dissected",
@@ -343,6 +330,37 @@ fn outside_steps(tree: &Tree) -> [Step<'_>; 6] {
             Box::new(|| cuts::run_default(tree)),
         ),
     ]
+}
+
+/// The steps in which a program that is not ours judges, and which do not mind another step beside them.
+fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
+    [
+        step(
+            "papers-report",
+            "the report about the papers' experiments, in a browser",
+            true,
+            Box::new(|| papers::run(tree)),
+        ),
+        step(
+            "fio-engine",
+            "Debian's fio over our engine, with verify",
+            false,
+            Box::new(|| fio::run(tree)),
+        ),
+        step(
+            "spdk-client",
+            "SPDK's own clients drive a daemon",
+            true,
+            Box::new(|| official::run(tree)),
+        ),
+        step(
+            "iscsi-test-cu",
+            "libiscsi's conformance tests of iSCSI and SCSI",
+            true,
+            Box::new(|| test_cu::run_default(tree)),
+        ),
+    ]
+    .into_iter()
 }
 
 /// The steps in which Linux, in a machine of its own, is the other end.
@@ -416,24 +434,10 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        let lane = Some(if kernel == Kernel::V6_1 { "6.1 and fuzz" } else { "6.12" });
-        Step { lane, ..step(name, about, false, action) }
+        // Of the older kernel only the host runs always: the newer one shows the rest.
+        let on_request = kernel == Kernel::V6_1 && part != Part::Host;
+        Step { beside: true, on_request, ..step(name, about, false, action) }
     })
-}
-
-fn unit(tree: &Tree) -> Result<Outcome> {
-    let args = ["test", "--quiet", "--workspace", "--locked", "--no-fail-fast"];
-    let ended = Task::new("cargo").args(args).dir(&tree.root).limit(TEST_LIMIT_S).echo().check()?;
-    let count: usize = ended
-        .stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("test result: ok. "))
-        .filter_map(|rest| {
-            rest.split_once(" passed").and_then(|(count, _)| count.parse::<usize>().ok())
-        })
-        .sum();
-    anyhow::ensure!(count > 0, "no test ran");
-    Ok(Outcome::Passed(format!("{count} tests")))
 }
 
 fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {

@@ -1,6 +1,6 @@
 //! The steps of `cargo xtask test`: how they are chosen, run, and summed up.
 
-mod lanes;
+mod beside;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -30,8 +30,10 @@ pub(crate) struct Step<'a> {
     pub(crate) about: &'static str,
     /// Whether `--quick` includes it.
     pub(crate) quick: bool,
-    /// Steps in a row that name lanes run lane beside lane; those of one lane run one after another.
-    pub(crate) lane: Option<&'static str>,
+    /// Whether it may run while another step does. Such steps in a row run two at a time.
+    pub(crate) beside: bool,
+    /// Whether only `--all` and its name bring it.
+    pub(crate) on_request: bool,
     /// The function that runs it.
     pub(crate) action: Action<'a>,
 }
@@ -164,11 +166,22 @@ impl Row {
     }
 }
 
+/// How many steps run when none is named.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Which {
+    /// Those without emulated machines and fuzzing.
+    Quick,
+    /// All but those on request.
+    Usual,
+    /// Every step.
+    All,
+}
+
 /// Keeps the steps that `only` names (a name, or the beginning of names); an unknown one is an error.
 pub(crate) fn select<'a>(
     steps: Vec<Step<'a>>,
     only: &[String],
-    quick: bool,
+    which: Which,
 ) -> Result<Vec<Step<'a>>> {
     let fits = |step: &Step<'_>, word: &String| {
         step.name == word
@@ -181,7 +194,11 @@ pub(crate) fn select<'a>(
     }
     let wanted = |step: &Step<'_>| {
         if only.is_empty() {
-            !quick || step.quick
+            match which {
+                Which::Quick => step.quick && !step.on_request,
+                Which::Usual => !step.on_request,
+                Which::All => true,
+            }
         } else {
             only.iter().any(|word| fits(step, word))
         }
@@ -189,12 +206,13 @@ pub(crate) fn select<'a>(
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
-/// Runs the steps in order, those with lanes lane beside lane, and prints the summary; false when one failed.
+/// Runs the steps in order, those that may run beside another two at a time, and prints the summary; false when one
+/// failed.
 pub(crate) fn run(mut steps: Vec<Step<'_>>) -> bool {
     let mut rows = Vec::new();
-    for group in steps.chunk_by_mut(|one, next| one.lane.is_some() && next.lane.is_some()) {
-        if group.iter().any(|step| step.lane != group[0].lane) {
-            rows.extend(lanes::run(group));
+    for group in steps.chunk_by_mut(|one, next| one.beside && next.beside) {
+        if group.len() > 1 {
+            rows.extend(beside::run(group));
         } else {
             rows.extend(group.iter_mut().map(perform));
         }
@@ -244,24 +262,26 @@ mod tests {
                 name,
                 about: "",
                 quick: name == "build",
-                lane: None,
+                beside: false,
+                on_request: name == "kernel-6.1-host",
                 action: Box::new(|| Ok(Outcome::Passed(String::new()))),
             })
             .collect()
     }
 
-    fn names(only: &[&str], quick: bool) -> Vec<&'static str> {
+    fn names(only: &[&str], which: Which) -> Vec<&'static str> {
         let only: Vec<String> = only.iter().map(|&word| word.to_owned()).collect();
-        select(steps(), &only, quick).unwrap().iter().map(|step| step.name).collect()
+        select(steps(), &only, which).unwrap().iter().map(|step| step.name).collect()
     }
 
     #[test]
     fn steps_are_chosen_by_name_or_by_its_beginning() {
-        assert_eq!(names(&[], false).len(), 3);
-        assert_eq!(names(&[], true), ["build"]);
-        assert_eq!(names(&["kernel"], true), ["kernel-6.1-host", "kernel-6.12-host"]);
-        assert_eq!(names(&["kernel-6.1"], false), ["kernel-6.1-host"]);
-        assert!(select(steps(), &["ker".to_owned()], false).is_err());
+        assert_eq!(names(&[], Which::All).len(), 3);
+        assert_eq!(names(&[], Which::Usual), ["build", "kernel-6.12-host"]);
+        assert_eq!(names(&[], Which::Quick), ["build"]);
+        assert_eq!(names(&["kernel"], Which::Quick), ["kernel-6.1-host", "kernel-6.12-host"]);
+        assert_eq!(names(&["kernel-6.1"], Which::Usual), ["kernel-6.1-host"]);
+        assert!(select(steps(), &["ker".to_owned()], Which::Usual).is_err());
     }
 
     #[test]

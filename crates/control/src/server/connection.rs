@@ -12,7 +12,7 @@ use super::{MAX_CONNECTIONS, Shared};
 use crate::codec::{Bounds, Splitter};
 use crate::error::{RpcError, code};
 use crate::request::{self, Dispatcher};
-use crate::role::Peer;
+use crate::role::{Peer, Via};
 
 /// Pause before the next attempt to accept after an error.
 pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -31,6 +31,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
     let peer = match stream.peer_cred() {
         Ok(cred) => Peer {
+            via: Via::Socket,
             uid: cred.uid(),
             pid: cred.pid().unwrap_or(0),
             role: shared.roles.of(cred.uid()),

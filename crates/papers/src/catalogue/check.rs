@@ -43,6 +43,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Experiment, LoadError> {
     let check = Check { file, text, experiment: &experiment };
     check.lists()?;
     check.names()?;
+    check.models()?;
     check.comparisons()?;
     check.figures()?;
     check.settings()?;
@@ -94,6 +95,28 @@ impl Check<'_> {
         };
         let line = self.text.lines().position(sets).map(|index| index + 1);
         LoadError { line: line.or(first.line), ..first }
+    }
+
+    /// Models are computed from a measured series of a load.
+    fn models(&self) -> Result<(), LoadError> {
+        let Self { experiment, .. } = self;
+        for series in &experiment.series {
+            let Some(model) = &series.model else { continue };
+            if experiment.procedure.name != "load" {
+                let why = "only the procedure `load` has series that are models".to_owned();
+                return Err(self.error("model", why));
+            }
+            if !experiment.series.iter().any(|it| it.id == model.of && it.model.is_none()) {
+                let why = format!("there is no measured series `{}`", model.of);
+                return Err(self.error_at_value("of", &model.of, why));
+            }
+            if model.without.is_empty() || !series.needs.is_empty() || !series.settings.is_empty() {
+                let why =
+                    "a model takes something away, needs nothing and has no settings".to_owned();
+                return Err(self.error_at_value("id", &series.id, why));
+            }
+        }
+        Ok(())
     }
 
     fn lists(&self) -> Result<(), LoadError> {

@@ -2,6 +2,7 @@
 
 mod column;
 mod connected;
+mod offload;
 mod stage;
 
 use std::collections::BTreeSet;
@@ -46,6 +47,7 @@ pub(super) fn measure(
             }
             let device = memory.device(&points, options.seed)?;
             ColumnRun { column, points: &points, options, device: &device }.measure(journal)?;
+            offload::add(experiment, column, options, journal)?;
         }
         Ok(())
     };
@@ -84,7 +86,7 @@ fn missing_series(
 ) -> BTreeSet<String> {
     let runs = columns(experiment, options).count() * options.timing.blocks as usize;
     let mut missing = BTreeSet::new();
-    for series in &experiment.series {
+    for series in experiment.series.iter().filter(|series| series.model.is_none()) {
         let why = series.needs.iter().find_map(|need| subject::missing::why(need, options));
         if let Some(why) = why {
             journal.missing(&format!("series {}: {}", series.id, series.label), &why, runs);
@@ -118,7 +120,8 @@ fn points<'a>(
     let mut points = Vec::new();
     let mut lacking = 0;
     let mut why = String::new();
-    for series in experiment.series.iter().filter(|series| !missing.contains(&series.id)) {
+    let measured = |series: &&Series| series.model.is_none() && !missing.contains(&series.id);
+    for series in experiment.series.iter().filter(measured) {
         let settings: LoadSettings = read(merged(experiment, series, column))?;
         let cores = settings.target_cores + settings.host_cores;
         if cores > options.cpus.len() {

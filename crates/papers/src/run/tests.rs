@@ -176,6 +176,32 @@ fn initiators_have_a_session_with_each_node() {
 }
 
 #[test]
+fn a_model_has_a_run_for_each_run_of_its_series_and_costs_less() {
+    let _alone = alone();
+    let mut experiment = tiny("CH-F1", 1);
+    experiment.series.retain(|series| ["poll", "poll-toe"].contains(&series.id.as_str()));
+    experiment.procedure.settings.insert("connections".to_owned(), 2.into());
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(&|| false, Some(folder.path()));
+    if options.cpus.len() < 2 {
+        return;
+    }
+    let record = run(&experiment, &options, &mut |_| {}).unwrap();
+    let ids: Vec<&str> = record.points.iter().map(|point| point.series.as_str()).collect();
+    assert_eq!(ids, ["poll", "poll-toe"]);
+    let [poll, model] = &record.points[..] else { unreachable!() };
+    assert_eq!(poll.runs.len(), model.runs.len());
+    for (measured, run) in poll.runs.iter().zip(&model.runs) {
+        let metric = |run: &crate::record::Run| run.values["cpu_ns_per_byte"];
+        assert_eq!(measured.block, run.block);
+        assert!(metric(run) < metric(measured), "{measured:?}, {run:?}");
+        assert!(!run.values.contains_key("iops"), "{run:?}");
+    }
+    assert!(record.settings.contains_key("model costs/8K"), "{:?}", record.settings);
+    assert!(record.stand_ins.iter().any(|it| it.by.starts_with("a model")));
+}
+
+#[test]
 fn a_protocol_is_not_asked_for_what_it_does_not_have() {
     let check = |text: &str| {
         let settings: LoadSettings = read(text.parse().unwrap()).unwrap();
@@ -324,7 +350,7 @@ fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
     let (mut usual, mut named) = (Duration::ZERO, Duration::ZERO);
     for experiment in catalogue.all() {
         for column in experiment.axis.columns.iter().filter(|column| !column.full_only) {
-            for series in &experiment.series {
+            for series in experiment.series.iter().filter(|series| series.model.is_none()) {
                 let table = merged(experiment, series, column);
                 let is_load = matches!(experiment.procedure.name.as_str(), "load" | "fleet");
                 let (mut ramp, mut time) = (timing.ramp, timing.time);

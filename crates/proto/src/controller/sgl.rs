@@ -51,3 +51,9 @@ pub(crate) fn direction_of(code: u8) -> Option<Direction> {
         _ => None,
     }
 }
+
+/// Which way a command's data goes: Fabrics commands say it with their FCTYPE.
+pub(crate) fn direction_of_command(sqe: &Sqe) -> Option<Direction> {
+    let is_fabrics = sqe.opc == crate::nvme::opcode::fabrics::OPCODE;
+    direction_of(if is_fabrics { sqe.fctype() } else { sqe.opc })
+}

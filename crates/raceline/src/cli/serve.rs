@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::connections::ConnectionArgs;
+use super::http::HttpArgs;
 use super::sandbox::{SandboxArgs, confine_path};
 use super::values::CoreList;
 
@@ -73,6 +74,9 @@ pub(crate) struct ServeArgs {
     /// repeatable; has --sandbox on [default: any that its user may open]
     #[arg(long, value_name = "PATH", value_parser = confine_path)]
     pub(crate) confine: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) http: HttpArgs,
 }
 
 fn cores(text: &str) -> Result<CoreList, String> {

@@ -489,9 +489,13 @@ mod tests {
     #[test]
     fn both_families_can_have_the_same_port() {
         let options = ListenOptions::default();
-        let (_six, address) = listen("[::]:0".parse().unwrap(), options).unwrap();
-        let four = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
-        assert_eq!(listen(four, options).unwrap().1, four);
+        // A port that the kernel chooses for IPv6 can be in use by another program's IPv4 socket.
+        let both = (0..10).any(|_| {
+            let (_six, address) = listen("[::]:0".parse().unwrap(), options).unwrap();
+            let four = SocketAddr::new("0.0.0.0".parse().unwrap(), address.port());
+            listen(four, options).is_ok_and(|(_four, bound)| bound == four)
+        });
+        assert!(both, "no port of ten is free in both families");
     }
 
     #[test]

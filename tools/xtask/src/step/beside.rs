@@ -1,4 +1,4 @@
-//! Steps that run beside each other, each in a process of its own, so that their lines do not mix.
+//! Steps that run two at a time, each in a process of its own, so that their lines do not mix.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -6,27 +6,25 @@ use std::time::Duration;
 use super::{Row, Step, Verdict};
 use crate::child::Task;
 
+/// Steps that run at the same time.
+const AT_A_TIME: usize = 2;
 /// Time for one step, in seconds; each has closer limits of its own.
 const STEP_LIMIT_S: u64 = 3600;
 
-/// Runs the lanes beside each other, and the steps of each in order; gives the rows in the order of the steps.
+/// Runs the steps, each as soon as a place is free; gives the rows in the order of the steps.
 pub(super) fn run(steps: &[Step<'_>]) -> Vec<Row> {
-    let mut names: Vec<&str> = steps.iter().filter_map(|step| step.lane).collect();
-    names.sort_unstable();
-    names.dedup();
-    println!("\n=== beside each other, each shown when it has ended: {}", names.join(", "));
-    let steps: Vec<_> = steps.iter().map(|step| (step.name, step.lane)).collect();
+    let names: Vec<&'static str> = steps.iter().map(|step| step.name).collect();
+    println!("\n=== {AT_A_TIME} at a time, each shown when it has ended: {}", names.join(", "));
+    let queue = Mutex::new(names.into_iter().enumerate());
     let rows = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for lane in names {
-            let (steps, rows) = (&steps, &rows);
-            scope.spawn(move || {
-                for (index, &(name, _)) in
-                    steps.iter().enumerate().filter(|(_, (_, of))| *of == Some(lane))
-                {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                loop {
+                    let next = lock(&queue).next();
+                    let Some((index, name)) = next else { break };
                     let (output, row) = apart(name);
-                    // A panic of the other lane leaves whole rows.
-                    let mut rows = rows.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    let mut rows = lock(&rows);
                     println!("\n{output}");
                     rows.push((index, row));
                 }
@@ -38,6 +36,10 @@ pub(super) fn run(steps: &[Step<'_>]) -> Vec<Row> {
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
+/// A panic of the other thread leaves whole values.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 /// Runs one step in a process of its own; gives what it printed up to its last line, and its row.
 fn apart(name: &'static str) -> (String, Row) {
     let failed = |note: String| {

@@ -1,0 +1,266 @@
+//! One connection: bounded headers, bodies and times; and the way from a request to its route.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::body::{Body as _, Incoming};
+use hyper::header;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use raceline_control::role::Role;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use crate::answer::{Answer, answer, text, with};
+use crate::guard::unauthorized;
+use crate::server::Shared;
+use crate::{Page, Parts, health, rpc};
+
+/// How long a client may take for the head of a request, and how long a connection may do nothing.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a client may take for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a client may take none of an answer.
+const STALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// The largest head of a request.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+/// The most headers.
+const MAX_HEADERS: usize = 64;
+/// How long a client that is refused may take to read why.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Sent when all places are taken.
+const TOO_MANY: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 22\r\nContent-Type: text/plain\r\n\
+    Retry-After: 1\r\nConnection: close\r\n\r\nToo many connections.\n";
+
+/// Serves a client until it goes away or breaks a rule.
+pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, parts: Parts, local: SocketAddr) {
+    let is_loopback = local.ip().to_canonical().is_loopback();
+    // Answers are whole: nothing is gained by waiting for more.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(|request| {
+        let shared = Arc::clone(&shared);
+        async move {
+            shared.answering.fetch_add(1, Ordering::Relaxed);
+            let answered = respond(&shared, parts, is_loopback, request).await;
+            shared.answering.fetch_sub(1, Ordering::Relaxed);
+            Ok::<_, Infallible>(answered)
+        }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(Impatient::new(stream)), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!("HTTP connection ended: {error}");
+    }
+}
+
+/// Tells a client that all places are taken.
+pub(crate) async fn refuse(mut stream: TcpStream) {
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, stream.write_all(TOO_MANY)).await;
+}
+
+/// What a request is for.
+enum Route<'a> {
+    Alive,
+    Ready,
+    Rpc,
+    Page(&'a Page),
+}
+
+impl Route<'_> {
+    /// The methods that it answers, as the header Allow has them.
+    fn allows(&self) -> &'static str {
+        match self {
+            Self::Rpc => "POST",
+            _ => "GET, HEAD",
+        }
+    }
+
+    fn takes(&self, method: &Method) -> bool {
+        match self {
+            Self::Rpc => method == Method::POST,
+            _ => method == Method::GET || method == Method::HEAD,
+        }
+    }
+
+    fn needs_role(&self) -> bool {
+        !matches!(self, Self::Alive | Self::Ready)
+    }
+}
+
+/// The route of a path. `/` is a page for those who read, and where SPDK's clients post.
+fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> Option<Route<'a>> {
+    match path {
+        "/healthz" => return Some(Route::Alive),
+        "/readyz" => return Some(Route::Ready),
+        "/rpc" if parts.rpc => return Some(Route::Rpc),
+        "/" if parts.rpc && (method == Method::POST || !parts.page) => return Some(Route::Rpc),
+        _ => {}
+    }
+    let page = shared.pages.iter().find(|page| parts.page && page.path == path);
+    page.map(Route::Page)
+}
+
+async fn respond(
+    shared: &Arc<Shared>,
+    parts: Parts,
+    is_loopback: bool,
+    request: Request<Incoming>,
+) -> Answer {
+    respond_or_refuse(shared, parts, is_loopback, request).await.unwrap_or_else(|refused| refused)
+}
+
+async fn respond_or_refuse(
+    shared: &Arc<Shared>,
+    parts: Parts,
+    is_loopback: bool,
+    request: Request<Incoming>,
+) -> Result<Answer, Answer> {
+    let (head, body) = request.into_parts();
+    let guard = &shared.guard;
+    guard.check_place(head.version, &head.uri, &head.headers)?;
+    let caller = guard.check_token(&head.headers, is_loopback).await?;
+    let route = route(shared, parts, &head.method, head.uri.path());
+    let role = match &route {
+        Some(route) if !route.needs_role() => Role::ReadOnly,
+        _ => caller.role.ok_or_else(|| {
+            unauthorized(&head.headers, "This needs a token: see --http-token of raceline serve.")
+        })?,
+    };
+    let Some(route) = route else {
+        return Err(text(StatusCode::NOT_FOUND, "There is nothing at this path here."));
+    };
+    if !route.takes(&head.method) {
+        let refused = text(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method.");
+        return Err(with(refused, header::ALLOW, route.allows()));
+    }
+    match route {
+        Route::Alive => Ok(health::alive(&shared.manager)),
+        Route::Ready => Ok(health::ready(&shared.manager)),
+        Route::Page(page) => Ok(with(
+            answer(StatusCode::OK, page.content_type, page.body),
+            header::CONTENT_SECURITY_POLICY,
+            page.policy,
+        )),
+        Route::Rpc => {
+            let body = read(body).await?;
+            let shared = Arc::clone(shared);
+            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body)).await
+        }
+    }
+}
+
+/// Reads the body of a request.
+async fn read(body: Incoming) -> Result<Vec<u8>, Answer> {
+    let too_large = || {
+        let sentence = format!("A request has at most {} bytes.", rpc::MAX_BODY_BYTES);
+        // What is left of the body is not read.
+        with(text(StatusCode::PAYLOAD_TOO_LARGE, &sentence), header::CONNECTION, "close")
+    };
+    if body.size_hint().lower() > rpc::MAX_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
+    let all = Limited::new(body, rpc::MAX_BODY_BYTES).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, all).await {
+        Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(text(StatusCode::BAD_REQUEST, "The body of the request is broken.")),
+        Err(_) => {
+            let slow = text(StatusCode::REQUEST_TIMEOUT, "The body of the request has not come.");
+            Err(with(slow, header::CONNECTION, "close"))
+        }
+    }
+}
+
+/// Runs what may block. A panic ends its request, not the server.
+async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Result<Answer, Answer> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| {
+        let sentence = "The request has failed inside: see the log.";
+        text(StatusCode::INTERNAL_SERVER_ERROR, sentence)
+    })
+}
+
+/// A stream that fails when its peer takes nothing for [`STALL_TIMEOUT`].
+struct Impatient {
+    stream: TcpStream,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Impatient {
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, stalled: None }
+    }
+
+    /// Passes on the outcome of a write, and watches the time while there is none.
+    fn watch<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(STALL_TIMEOUT)));
+        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Impatient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Impatient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, buffer);
+        self.watch(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, buffers);
+        self.watch(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

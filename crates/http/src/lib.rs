@@ -1,0 +1,107 @@
+//! The HTTP server of a daemon: calls, metrics, health and a page.
+//!
+//! It is off until asked for. One thread serves all connections; what may block runs on threads of its own, and none
+//! of it on a reactor. [`guard`] decides who may do what before a route sees a request. The bytes of HTTP are hyper's.
+
+mod answer;
+mod connection;
+mod guard;
+mod health;
+mod rpc;
+mod server;
+mod token;
+
+use std::net::{SocketAddr, TcpListener};
+
+use raceline_reactor::inheritance::{self, Offer};
+
+pub use server::HttpServer;
+pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
+
+/// Connections at a time; further ones are told so and closed.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// What a listener serves besides health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// `POST /` and `POST /rpc`: calls.
+    pub rpc: bool,
+    /// `GET /metrics`.
+    pub metrics: bool,
+    /// The pages.
+    pub page: bool,
+}
+
+impl Parts {
+    /// What one of both has.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            rpc: self.rpc || other.rpc,
+            metrics: self.metrics || other.metrics,
+            page: self.page || other.page,
+        }
+    }
+}
+
+/// A file that is served as it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// Its path, which begins with `/`.
+    pub path: &'static str,
+    /// Its Content-Type.
+    pub content_type: &'static str,
+    /// Its Content-Security-Policy.
+    pub policy: &'static str,
+    /// Its bytes.
+    pub body: &'static [u8],
+}
+
+/// A socket that listens, and what is served on it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    parts: Parts,
+    /// A process that takes the place of this one gets the socket.
+    offer: Option<Offer>,
+}
+
+impl Listener {
+    /// Listens; port 0 lets the kernel choose one.
+    ///
+    /// # Errors
+    /// When the address cannot be had.
+    pub fn bind(address: SocketAddr, parts: Parts) -> std::io::Result<Self> {
+        let name = |address| format!("the HTTP listener at {address}");
+        let socket = match inheritance::take(&name(address)) {
+            Some(handed) => TcpListener::from(handed),
+            None => TcpListener::bind(address)?,
+        };
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        let offer = inheritance::offer(name(address), &socket);
+        Ok(Self { socket, address, parts, offer })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// What a server needs.
+#[derive(Debug, Default)]
+pub struct HttpConfig {
+    /// Where it listens.
+    pub listeners: Vec<Listener>,
+    /// Whoever has this one may change things.
+    pub token: Option<Token>,
+    /// Whoever has this one may look, also from elsewhere.
+    pub read_token: Option<Token>,
+    /// Names of this machine that clients may use beside its addresses and `localhost`.
+    pub names: Vec<String>,
+    /// What listeners with [`Parts::page`] serve.
+    pub pages: Vec<Page>,
+}
