@@ -137,6 +137,16 @@ impl Place {
         bdevs.map(|bdev| bdev["num_read_ops"].as_u64().unwrap()).sum()
     }
 
+    /// Whether the daemon is there, and has done with all attempts before.
+    fn still_serves(&self) -> bool {
+        let Ok(wire) = Wire::connect(&socket_of(&self.socket())) else { return false };
+        wire.limit(LIMIT).unwrap();
+        let mut hello = Hello::of_this_program(None);
+        hello.form += 1;
+        wire.send(&FromSuccessor::Hello(hello)).is_ok()
+            && matches!(wire.receive(), Ok(FromDaemon::Refused(_)))
+    }
+
     /// Waits until the load has read that much more.
     fn wait_for_reads(&self, count: u64) {
         let (before, deadline) = (self.reads(), Instant::now() + LIMIT);
@@ -313,7 +323,7 @@ fn a_daemon_goes_on_when_its_successor_dies() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         successor.kill().unwrap();
         successor.wait().unwrap();
-        if place.daemon.try_wait().unwrap().is_some() {
+        if !place.still_serves() {
             // It was faster: then its end is that of the daemon.
             return drop(load);
         }
@@ -376,6 +386,56 @@ fn another_user_takes_nothing_over() {
     let said = place.refused(command.uid(NOBODY));
     assert!(said.contains("run this as the same user"), "{said}");
     assert!(place.controllers().as_array().unwrap().is_empty());
+}
+
+#[test]
+fn initiators_of_iscsi_log_in_anew() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let portals = json!([{ "host": "127.0.0.1", "port": "0" }]);
+    place.call("iscsi_create_portal_group", json!({ "tag": 1, "portals": portals }));
+    let any = json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["127.0.0.0/8"] });
+    place.call("iscsi_create_initiator_group", any);
+    let (iqn, maps) = ("iqn.2026-01.org.example:disk", json!([{ "pg_tag": 1, "ig_tag": 1 }]));
+    let luns = json!([{ "bdev_name": "M", "lun_id": 0 }]);
+    let node = json!({ "name": iqn, "alias_name": "", "pg_ig_maps": maps, "luns": luns,
+        "queue_depth": 64, "disable_chap": true });
+    place.call("iscsi_create_target_node", node);
+    let groups = place.call("iscsi_get_portal_groups", Value::Null);
+    let port = groups[0]["portals"][0]["port"].as_str().unwrap();
+    let load = support::start(&[
+        "perf",
+        "--iscsi",
+        "-a",
+        "127.0.0.1",
+        "-s",
+        port,
+        "-n",
+        iqn,
+        "--rw",
+        "randrw",
+        "--iodepth",
+        "4",
+        "--verify",
+        "-i",
+        "2",
+        "--ramp_time",
+        "0",
+        "--runtime",
+        "3600",
+        "-o",
+        "json",
+    ]);
+    for _ in 0..2 {
+        place.wait_for_reads(50);
+        place.take_over(&["--keep-ram"]);
+    }
+    place.wait_for_reads(50);
+    let output = load.interrupt();
+    assert_eq!(output.code, Some(130), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(report["jobs"][0]["error"], 0, "{report}");
+    // Two sessions, two times.
+    assert_eq!(report["jobs"][0]["reconnects"], 4, "{report}");
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl Predecessor {
         for reservation in &reservations {
             restore(&targets, reservation)?;
         }
-        for (name, state) in &handed {
+        // A target that nothing leads to may not be running here.
+        for (name, state) in handed.iter().filter(|(_, state)| state.connections() > 0) {
             let target = target(&targets, name)?;
             let own = sockets.by_ref().take(state.connections()).collect();
             target.install(state, own).map_err(unable)?;
