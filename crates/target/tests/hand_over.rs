@@ -1,6 +1,6 @@
 //! Connections that go from one target to another one, as between two processes: everything of them is there afterwards.
 //!
-//! One test, since what a process has been handed is known to all of it.
+//! One test of that, since what a process has been handed is known to all of it.
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
@@ -18,8 +18,9 @@ use raceline_bdev::SharedBdev;
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::reservation::ReservationType;
 use raceline_proto::nvme::{CommandId, ControllerId, Direction, QueueId, Sqe};
+use raceline_proto::tcp::{ControllerQueue, ControllerQueueConfig};
 use raceline_reactor::inheritance;
-use raceline_target::{HandOver, HandedTarget, Target};
+use raceline_target::{FORM, HandOver, HandedTarget, Target};
 use reserving::{Host, key, ok};
 
 const REST: Duration = Duration::from_secs(30);
@@ -182,4 +183,57 @@ fn everything_of_a_connection_goes_over() {
     // The first target never looks at these sockets again.
     std::mem::forget(first);
     second.shutdown().unwrap();
+}
+
+/// The form of a state: names and kinds of all members, whatever the values.
+fn form(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "bool".to_owned(),
+        Value::Number(_) => "number".to_owned(),
+        Value::String(_) => "text".to_owned(),
+        Value::Array(all) => format!("[{}]", all.first().map_or(String::new(), form)),
+        Value::Object(members) => {
+            let members = members.iter().map(|(name, value)| format!("{name}:{}", form(value)));
+            format!("{{{}}}", members.collect::<Vec<_>>().join(","))
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_is_not_between_two_commands_is_not_handed_over() {
+    let queue = ControllerQueue::new(ControllerQueueConfig {
+        max_h2c_data: 4096,
+        in_capsule_bytes: 4096,
+        max_r2t_slots: 4,
+        allow_hdgst: true,
+        allow_ddgst: true,
+    });
+    assert!(queue.is_untouched());
+    assert!(queue.hand_over().is_none(), "it has had no ICReq");
+}
+
+#[test]
+fn the_form_of_the_state_has_this_number() {
+    // Whoever changes this text also counts FORM up.
+    let text = r#"{"generation":7,"connections":[{"peer":"127.0.0.1:9","local":"127.0.0.1:4420",
+        "listener":"127.0.0.1:4420","core":0,"queue":{"qid":1,"entries":129,"cntlid":5,
+        "subsystem":"nqn.2016-06.io.spdk:a","host":"nqn.2016-06.io.spdk:h","hostid":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,1],
+        "flow_control":false,"says_success":true,"sqhd":3,"queue":{"max_h2c_data":131072,
+        "in_capsule_bytes":4096,"max_r2t_slots":129,"header_digest":true,"data_digest":false,"hpda":0,
+        "maxr2t":0,"held":[4]},"commands":[[1]],"is_proven":false,"controller":{"ciu":1,"cirn":9,
+        "authentication":false,"tls":false,"state":{"age":{"secs":1,"nanos":2},"kato_ms":10000,
+        "silent":{"secs":0,"nanos":1},"disabled":{"secs":0,"nanos":1},"shut_down":false,"cc":4587521,"rdy":true,"cfs":false,
+        "shst":0,"queues":[1],"granted":127,"features":{"arbitration":0,"power_management":0,
+        "over_temperature":65535,"under_temperature":0,"error_recovery":0,"write_atomicity":0,
+        "waits_before_retry":false,"copies_across":false},"event_config":256,
+        "events":[[false,true]],"requests":[12],"errors":[[0]],"error_count":1,"changed":[1],
+        "changed_overflow":false,"resets":[[1,2,3,4]],"notices":[[1,2,3]],"notice_count":1,
+        "notice_masks":{"1":2},"tolerances":[0,0]}}}}]}"#;
+    let value: serde_json::Value = serde_json::from_str(text).unwrap();
+    let state: HandedTarget = serde_json::from_value(value.clone()).unwrap();
+    let written = serde_json::to_value(&state).unwrap();
+    assert_eq!(form(&written), form(&value), "FORM is {FORM}: another form has another number");
+    assert_eq!(FORM, 1);
 }

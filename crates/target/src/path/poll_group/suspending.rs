@@ -17,8 +17,14 @@ pub(super) struct Suspending {
     is_suspended: bool,
     /// Waits until all connections rest, or cannot.
     settled: Option<std::sync::mpsc::Sender<()>>,
-    /// The connections that are handed over, and who waits for the end of all others.
-    leaving: Option<(Arc<HashSet<Place>>, Option<Reply<()>>)>,
+    leaving: Option<Leaving>,
+}
+
+/// The end of all connections but those that are handed over.
+struct Leaving {
+    keep: Arc<HashSet<Place>>,
+    /// Waits for it.
+    reply: Option<Reply<()>>,
 }
 
 impl Suspending {
@@ -81,7 +87,7 @@ impl PollGroup {
             let key = ConnKey { index, generation: entry.generation };
             Place { core, key }
         });
-        if let Some((keep, reply)) = &mut self.suspending.leaving
+        if let Some(Leaving { keep, reply }) = &mut self.suspending.leaving
             && live.all(|place| keep.contains(&place))
             && self.iscsi.is_empty()
             && let Some(reply) = reply.take()
@@ -108,7 +114,7 @@ impl PollGroup {
         keep: Arc<HashSet<Place>>,
         reply: Reply<()>,
     ) {
-        self.suspending.leaving = Some((Arc::clone(&keep), Some(reply)));
+        self.suspending.leaving = Some(Leaving { keep: Arc::clone(&keep), reply: Some(reply) });
         for key in self.keys() {
             if !keep.contains(&self.core.place(key)) {
                 self.with(cx, key, |connection, cx, _| connection.drain(cx));
