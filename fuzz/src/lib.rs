@@ -4,5 +4,6 @@ pub mod chap;
 pub mod config;
 pub mod daemon;
 pub mod iscsi;
+pub mod rdma;
 pub mod tcp;
 pub mod tls;

@@ -168,6 +168,96 @@ fn framing_that_cannot_be_believed_ends_the_connection() {
     assert!(bench.disk.closing);
 }
 
+/// The same PDU with additional header segments of this many words, which hold what is no header.
+fn with_ahs(header: &[u8; 48], words: u8) -> Vec<u8> {
+    let mut bytes = header.to_vec();
+    bytes[4] = words;
+    bytes.extend(vec![0x03; usize::from(words) * 4]);
+    bytes
+}
+
+#[test]
+fn additional_header_segments_of_any_length_keep_the_framing() {
+    for words in [1, 2, 14, 15] {
+        let mut bench = Bench::plain();
+        let ping = NopOut { immediate: true, itt: 2, ttt: RESERVED_TAG, ..NopOut::default() };
+        let answers = bench.send(&with_ahs(&ping.encode(4), words), b"ping");
+        assert_eq!((answers.len(), &answers[0].1[..]), (1, &b"ping"[..]), "{words}");
+        // Of a command with data: both are dropped.
+        let write = with_ahs(&bench.command(2, 0xa0, 512, 0x2a, 1).encode(512), words);
+        let answers = bench.send(&write, &[1; 512]);
+        assert_rejected(&answers, RejectReason::Unsupported, &write[..48]);
+        // Of data that were asked for.
+        let ttt = bench.write(2, 1);
+        let pdu = DataOut { flags: 0x80, itt: 2, ttt, ..DataOut::default() };
+        let answers = bench.send(&with_ahs(&pdu.encode(512), words), &[5; 512]);
+        assert_eq!(ScsiResponse::decode(&answers[0].0).status, 0, "{words}");
+        assert!(bench.disk.data[..512].iter().all(|&byte| byte == 5));
+        bench.assert_works();
+    }
+}
+
+#[test]
+fn longer_header_segments_end_the_connection_before_they_come() {
+    for opcode in 0..0x40 {
+        for words in [16, 17, 255] {
+            let mut bench = Bench::plain();
+            let mut first = [0; 8];
+            (first[0], first[4]) = (opcode, words);
+            // The first 8 bytes tell: nothing behind them is waited for.
+            let answers = bench.send_bytes(&first);
+            assert_eq!((answers.len(), bench.error), (0, Some(Violation::AhsTooLong)));
+            assert!(bench.disk.closing, "{opcode:02x}h");
+            assert_eq!(bench.send_bytes(&[0; 4096]), [], "nothing is taken any more");
+        }
+    }
+}
+
+#[test]
+fn r2ts_that_are_answered_twice_harm_no_other_command() {
+    let mut bench = Bench::plain();
+    let first = bench.write(2, 1);
+    let answer = DataOut { flags: 0x80, itt: 2, ttt: first, ..DataOut::default() };
+    assert_eq!(bench.data_out(answer, &[1; 512]).len(), 1);
+    // The next command has the same slot and the same tag, and another R2T.
+    let mut command = bench.command(2, 0xa0, 512, 0x2a, 1);
+    command.cdb[5] = 1;
+    let answers = bench.send(&command.encode(0), &[]);
+    let second = R2t::decode(&answers[0].0).ttt;
+    assert_ne!(first, second);
+    assert_rejected(
+        &bench.data_out(answer, &[9; 512]),
+        RejectReason::InvalidField,
+        &answer.encode(512),
+    );
+    let right = DataOut { ttt: second, ..answer };
+    let answers = bench.data_out(right, &[2; 512]);
+    assert_eq!(ScsiResponse::decode(&answers[0].0).status, 0);
+    assert!(bench.disk.data[..512].iter().all(|&byte| byte == 1));
+    assert!(bench.disk.data[512..1024].iter().all(|&byte| byte == 2));
+    bench.assert_works();
+}
+
+#[test]
+fn more_commands_than_the_window_holds_make_no_slot() {
+    let setup = Setup { window: 4, ..Setup::default() };
+    let immediates = usize::from(setup.config.immediate_slots);
+    let mut bench = Bench::logged_in(setup, "");
+    bench.disk.hold = true;
+    assert_eq!(bench.disk.target.task_slots(), 4 + immediates);
+    for itt in 2..200 {
+        let read = bench.command(itt, 0xc0, 512, 0x28, 1);
+        assert_eq!(bench.send(&read.encode(0), &[]), []);
+    }
+    assert_eq!((bench.disk.commands, bench.disk.target.live_tasks()), (4, 4));
+    bench.cmd_sn -= 194;
+    let mut out = Vec::new();
+    bench.disk.hold = false;
+    bench.disk.release(&mut out);
+    assert_eq!(bench.parse(&out).len(), 4);
+    bench.assert_works();
+}
+
 #[test]
 fn wrong_data_digests() {
     let login = || Bench::logged_in(Setup::default(), "DataDigest=CRC32C ImmediateData=Yes");

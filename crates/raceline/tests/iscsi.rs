@@ -4,9 +4,11 @@
 
 mod support;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -261,4 +263,80 @@ fn a_file_of_lio_is_imported_whole_or_not_at_all() {
     std::fs::write(&nonsense, "{\"targets\": 7}").unwrap();
     let output = daemon.output(&["iscsi", "import", nonsense.to_str().unwrap()]);
     assert!(output.code == Some(2) && output.stderr.contains("line 1"), "{}", output.stderr);
+}
+
+/// A session of hand-made PDUs. It has used its disk: what a target makes at the first use is there.
+struct Used {
+    stream: TcpStream,
+    cmd_sn: u32,
+}
+
+impl Used {
+    fn begin(portal: &str, number: u16) -> Self {
+        let stream = TcpStream::connect(portal).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut used = Self { stream, cmd_sn: 1 };
+        let keys = format!(
+            "InitiatorName=iqn.2026-01.io.raceline:idle\0TargetName={NODE}\0SessionType=Normal\0"
+        );
+        let mut login = [0; 48];
+        (login[0], login[1], login[8]) = (0x43, 0x87, 0x80);
+        login[12..14].copy_from_slice(&number.to_be_bytes());
+        let answer = used.exchange(login, keys.as_bytes());
+        assert_eq!((answer[0], answer[36], answer[37]), (0x23, 0, 0), "the login");
+        for _ in 0..4 {
+            // READ (10) of 8 blocks.
+            let mut read = [0; 48];
+            (read[0], read[1], read[32], read[40]) = (0x01, 0xc1, 0x28, 8);
+            read[20..24].copy_from_slice(&4096_u32.to_be_bytes());
+            let answer = used.exchange(read, &[]);
+            assert_eq!((answer[0], answer[1] & 1, answer[3]), (0x25, 1, 0), "data with status");
+            used.cmd_sn += 1;
+        }
+        used
+    }
+
+    /// Sends a request, and gives the header of the answer.
+    fn exchange(&mut self, mut header: [u8; 48], data: &[u8]) -> [u8; 48] {
+        header[5..8].copy_from_slice(&u32::try_from(data.len()).unwrap().to_be_bytes()[1..]);
+        header[16..20].copy_from_slice(&self.cmd_sn.to_be_bytes());
+        header[24..28].copy_from_slice(&self.cmd_sn.to_be_bytes());
+        let mut bytes = [&header[..], data].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        self.stream.write_all(&bytes).unwrap();
+        let mut answer = [0; 48];
+        self.stream.read_exact(&mut answer).unwrap();
+        let len = u32::from_be_bytes([0, answer[5], answer[6], answer[7]]) as usize;
+        self.stream.read_exact(&mut vec![0; len.next_multiple_of(4)]).unwrap();
+        answer
+    }
+}
+
+/// Memory of a process that is there, in KiB.
+fn resident_kib(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn an_idle_session_takes_little_memory() {
+    const SESSIONS: u16 = 200;
+    /// The bar is 64 KiB for a session that is idle.
+    const MOST_KIB: usize = 56;
+    let name = format!("--iscsi={NODE}");
+    let words =
+        ["ram:8M", "-l", "127.0.0.1:0", &name, "--iscsi-listen", "127.0.0.1:0", "--cores", "0"];
+    let export = Export::start(&words);
+    let portal = export.ready["iscsi"]["portals"][0].as_str().unwrap();
+    // What all sessions share is there after some.
+    let mut sessions: Vec<_> = (0..20).map(|number| Used::begin(portal, number)).collect();
+    let before = resident_kib(export.pid());
+    sessions.extend((20..20 + SESSIONS).map(|number| Used::begin(portal, number)));
+    let after = resident_kib(export.pid());
+    let each = (after - before) / usize::from(SESSIONS);
+    assert!(each <= MOST_KIB, "{each} KiB for each session: from {before} to {after}");
+    println!("{each} KiB for each session");
+    drop(sessions);
+    export.terminate();
 }

@@ -65,6 +65,27 @@ pub(super) struct Task {
     r2ts: [R2tRange; MAX_R2TS],
 }
 
+impl Task {
+    /// A slot that no task has had.
+    const FREE: Self = Self {
+        kind: TaskKind::Free,
+        immediate: false,
+        failed: false,
+        chain: NONE,
+        itt: RESERVED_TAG,
+        edtl: 0,
+        lun: 0,
+        sent: 0,
+        next: 0,
+        asked: 0,
+        data_sn: 0,
+        unsolicited: None,
+        r2t_first: 0,
+        r2t_count: 0,
+        r2ts: [R2tRange { ttt: 0, end: 0 }; MAX_R2TS],
+    };
+}
+
 /// What becomes of a Data-Out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -78,10 +99,15 @@ pub(super) enum Verdict {
     Fault { task: TaskId, fault: DataFault },
 }
 
-/// All slots of a connection.
+/// All slots of a connection. One is made when it is first needed, and the one that was freed last is used first: most
+/// connections have few tasks at a time.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
+    /// With room for all.
     slots: Vec<Task>,
+    /// How many there may be.
+    count: u16,
+    /// Those that were made and are free.
     free: Vec<u16>,
     /// First slot of each chain, by the hash of the ITT.
     heads: Vec<u16>,
@@ -100,27 +126,11 @@ impl Tasks {
     pub(super) fn new(window: u16, immediates: u16) -> Self {
         let count = window.checked_add(immediates).filter(|&count| count < NONE);
         let count = count.expect("a window and its immediate tasks are below 65535");
-        let task = Task {
-            kind: TaskKind::Free,
-            immediate: false,
-            failed: false,
-            chain: NONE,
-            itt: RESERVED_TAG,
-            edtl: 0,
-            lun: 0,
-            sent: 0,
-            next: 0,
-            asked: 0,
-            data_sn: 0,
-            unsolicited: None,
-            r2t_first: 0,
-            r2t_count: 0,
-            r2ts: [R2tRange::default(); MAX_R2TS],
-        };
         let bits = u32::from(count.max(2)).next_power_of_two().ilog2();
         Self {
-            slots: vec![task; usize::from(count)],
-            free: (0..count).rev().collect(),
+            slots: Vec::with_capacity(count.into()),
+            count,
+            free: Vec::with_capacity(count.into()),
             heads: vec![NONE; 2 << bits],
             hash_shift: 31 - bits,
             slot_bits: bits,
@@ -134,7 +144,7 @@ impl Tasks {
 
     /// How many slots there are.
     pub(super) fn count(&self) -> usize {
-        self.slots.len()
+        self.count.into()
     }
 
     /// How many tasks are alive.
@@ -186,7 +196,7 @@ impl Tasks {
         if immediate && self.immediates == self.max_immediates {
             return Err(RejectReason::ImmediateCommand);
         }
-        let slot = self.free.pop().expect("the window is no larger than the slots");
+        let slot = self.free.pop().unwrap_or_else(|| self.make());
         self.immediates += u16::from(immediate);
         let hash = self.hash(itt);
         let head = std::mem::replace(&mut self.heads[hash], slot);
@@ -205,6 +215,18 @@ impl Tasks {
         task.unsolicited = None;
         task.r2t_count = 0;
         Ok(TaskId(slot))
+    }
+
+    /// One more slot.
+    ///
+    /// # Panics
+    /// When all are there and in use, which the window rules out.
+    #[cold]
+    fn make(&mut self) -> u16 {
+        let made = u16::try_from(self.slots.len()).ok().filter(|&made| made < self.count);
+        let slot = made.expect("the window is no larger than the slots");
+        self.slots.push(Task::FREE);
+        slot
     }
 
     /// Frees a task's slot; gives whether it was an immediate one.

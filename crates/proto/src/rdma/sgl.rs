@@ -73,6 +73,15 @@ impl KeyedBlock {
     }
 }
 
+impl KeyedBlock {
+    /// SGL1 of a command with as many descriptors behind it.
+    #[must_use]
+    pub fn list_descriptor(count: usize) -> SglDescriptor {
+        let bytes = u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(16);
+        SglDescriptor { length: bytes.into(), kind: LIST_IN_CAPSULE, ..SglDescriptor::default() }
+    }
+}
+
 /// Where a command's data are, checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostData {

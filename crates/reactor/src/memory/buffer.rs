@@ -232,10 +232,31 @@ impl IoBuf {
         let Some(memory) = NonNull::new(memory) else {
             std::alloc::handle_alloc_error(heap_layout(capacity));
         };
-        let slot = Slot::free(memory, capacity, 0);
-        slot.references.set(1);
-        let slot = NonNull::from(Box::leak(Box::new(slot)));
-        IoBuf { slot: SlotRef { slot, pool: None }, len }
+        IoBuf { slot: SlotRef { slot: heap_slot(memory, capacity), pool: None }, len }
+    }
+
+    /// The same, without a page of memory until it is written: for large buffers of which little may ever be used. The
+    /// first use of each page costs a page fault.
+    ///
+    /// # Panics
+    /// As [`IoBuf::heap`].
+    pub fn sparse(len: usize) -> IoBuf {
+        let capacity = len.max(1).next_multiple_of(BUFFER_ALIGNMENT);
+        // SAFETY: the layout is not of size zero.
+        let memory = unsafe { std::alloc::alloc(heap_layout(capacity)) };
+        let Some(memory) = NonNull::new(memory) else {
+            std::alloc::handle_alloc_error(heap_layout(capacity));
+        };
+        let all = memory.as_ptr().cast();
+        // SAFETY: the memory was just allocated, nothing else is in it, and it is anonymous and private, as allocators
+        // have no other. Its whole pages go back to the kernel, and read as zeroes.
+        let is_empty = unsafe { libc::madvise(all, capacity, libc::MADV_DONTNEED) } == 0;
+        if !is_empty {
+            // The kernel's pages are larger than the alignment, or memory is locked.
+            // SAFETY: the memory has this many bytes.
+            unsafe { memory.write_bytes(0, capacity) };
+        }
+        IoBuf { slot: SlotRef { slot: heap_slot(memory, capacity), pool: None }, len }
     }
 
     /// A buffer outside any pool with these contents.
@@ -486,13 +507,20 @@ impl SlotRef {
             unsafe { parts::release(self.slot) };
         } else {
             let (memory, layout) = (slot.memory.get(), heap_layout(slot.capacity.get()));
-            // SAFETY: both were allocated in `IoBuf::heap`, and this was the last reference.
+            // SAFETY: both were allocated in `IoBuf::heap` or `IoBuf::sparse`, and this was the last reference.
             unsafe {
                 std::alloc::dealloc(memory.as_ptr(), layout);
                 drop(Box::from_raw(self.slot.as_ptr()));
             }
         }
     }
+}
+
+/// The slot of a buffer outside any pool, with its first reference.
+fn heap_slot(memory: NonNull<u8>, capacity: usize) -> NonNull<Slot> {
+    let slot = Slot::free(memory, capacity, 0);
+    slot.references.set(1);
+    NonNull::from(Box::leak(Box::new(slot)))
 }
 
 fn heap_layout(capacity: usize) -> std::alloc::Layout {
@@ -592,6 +620,35 @@ mod tests {
         drop(shared);
         assert_eq!(&other.try_unique().unwrap()[..], b"hello");
         assert!(IoBuf::heap(0).is_empty());
+    }
+
+    /// How many pages of a buffer the kernel has given memory.
+    fn resident_pages(buf: &IoBuf) -> usize {
+        let mut pages = vec![0_u8; buf.capacity() / BUFFER_ALIGNMENT];
+        let start = buf.as_ptr().cast_mut().cast();
+        // SAFETY: the range is the buffer's, and the vector has a byte for each of its pages.
+        let result = unsafe { libc::mincore(start, buf.capacity(), pages.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        pages.iter().filter(|&&page| page & 1 != 0).count()
+    }
+
+    #[test]
+    fn a_sparse_buffer_has_the_pages_that_were_written() {
+        const BYTES: usize = 64 << 10;
+        // An allocator that gives out used memory gives out this.
+        let mut used = IoBuf::heap(BYTES);
+        used.fill(7);
+        assert_eq!(resident_pages(&used), 16);
+        drop(used);
+        let mut buf = IoBuf::sparse(BYTES);
+        assert_eq!((buf.len(), resident_pages(&buf)), (BYTES, 0));
+        buf[5000] = 1;
+        assert_eq!(resident_pages(&buf), 1);
+        assert_eq!(buf.iter().map(|&byte| u32::from(byte)).sum::<u32>(), 1, "zeroes but for one");
+        buf.fill(9);
+        assert_eq!(resident_pages(&buf), 16);
+        let other = IoBuf::sparse(1);
+        assert_eq!((other.len(), other.capacity(), other[0]), (1, BUFFER_ALIGNMENT, 0));
     }
 
     #[test]

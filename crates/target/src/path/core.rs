@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use raceline_accel::Upcoming;
 use raceline_bdev::{BdevError, BdevInfo, Channel, Done, Meter, Op, OpKind, Request, SharedBdev};
@@ -69,6 +69,9 @@ impl Device {
     }
 }
 
+/// Most time between two moments at which the timers of silent sessions expire.
+const TOGETHER_MAX: Duration = Duration::from_millis(250);
+
 /// What the iSCSI connections of a core share.
 #[derive(Default)]
 pub(crate) struct IscsiCore {
@@ -80,6 +83,8 @@ pub(crate) struct IscsiCore {
     pub(crate) next_pass: bool,
     /// A command that was aborted has come back from its device.
     pub(crate) ended: bool,
+    /// When the first connection came.
+    pub(crate) epoch: Option<Instant>,
 }
 
 impl IscsiCore {
@@ -87,6 +92,16 @@ impl IscsiCore {
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.dirty.is_empty() && self.deferred.is_empty() && !self.ended
+    }
+
+    /// The first moment from `at` on at which the timers of silent sessions expire, which wait for `span`. They expire
+    /// together: a core that sleeps wakes for many sessions at a time, and not for each.
+    pub(crate) fn together(&self, at: Instant, span: Duration) -> Instant {
+        let step = (span / 16).min(TOGETHER_MAX).as_nanos();
+        let Some(epoch) = self.epoch.filter(|_| step > 0) else { return at };
+        let past = at.saturating_duration_since(epoch).as_nanos() % step;
+        let missing = if past == 0 { 0 } else { step - past };
+        at + Duration::from_nanos(u64::try_from(missing).unwrap_or_default())
     }
 }
 
@@ -512,5 +527,29 @@ impl Core {
                 self.send(to.conn.core, Message::LockGranted { to, device, lock: Some(lock) });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_of_silent_sessions_expire_together_and_not_early() {
+        let epoch = Instant::now();
+        let core = IscsiCore { epoch: Some(epoch), ..IscsiCore::default() };
+        let span = Duration::from_secs(30);
+        let after = |ms| core.together(epoch + Duration::from_millis(ms), span) - epoch;
+        assert_eq!(after(30_000), Duration::from_secs(30), "on time");
+        for ms in [30_001, 30_100, 30_250] {
+            assert_eq!(after(ms), Duration::from_millis(30_250), "{ms}");
+        }
+        assert_eq!(after(30_251), Duration::from_millis(30_500));
+        // Short times are met as well as long ones.
+        let at = epoch + Duration::from_millis(33);
+        let quick = core.together(at, Duration::from_millis(160)) - epoch;
+        assert_eq!(quick, Duration::from_millis(40));
+        assert_eq!(core.together(at, Duration::from_nanos(15)), at);
+        assert_eq!(IscsiCore::default().together(at, span), at, "nobody has come");
     }
 }

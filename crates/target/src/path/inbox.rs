@@ -78,7 +78,7 @@ impl Inbox {
         }
         let Some(mut staging) = self.staging.take() else { return };
         if staging.len() < self.staging_bytes {
-            staging = IoBuf::heap(self.staging_bytes);
+            staging = IoBuf::sparse(self.staging_bytes);
             let class = socket_class(self.staging_bytes, self.pass_bytes, self.departure);
             if let Some(class) = class {
                 cx.io.declare(socket, class);

@@ -156,7 +156,15 @@ impl Initiator {
                 }
                 Some(InitiatorEvent::Response { slot, outcome }) => {
                     let sense = self.proto.data();
-                    let sense = (sense.len() >= 14).then(|| (sense[2] & 0xf, sense[12], sense[13]));
+                    let sense = match sense.first().map(|code| code & 0x7f) {
+                        Some(0x70 | 0x71) if sense.len() >= 14 => {
+                            Some((sense[2] & 0xf, sense[12], sense[13]))
+                        }
+                        Some(0x72 | 0x73) if sense.len() >= 8 => {
+                            Some((sense[1] & 0xf, sense[2], sense[3]))
+                        }
+                        _ => None,
+                    };
                     let data = std::mem::take(&mut self.received[usize::from(slot)]);
                     let answer = Answer { status: outcome.status, sense, data, outcome };
                     heard = Some(Heard::Response { slot, answer });

@@ -187,7 +187,7 @@ impl Connection {
         }
         let Some(mut staging) = self.staging.take() else { return };
         if staging.len() < self.staging_bytes {
-            staging = IoBuf::heap(self.staging_bytes);
+            staging = IoBuf::sparse(self.staging_bytes);
             if let Some(class) = socket_class(self.staging_bytes, self.pass_bytes, self.departure) {
                 cx.io.declare(self.socket, class);
             }

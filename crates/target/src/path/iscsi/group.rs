@@ -62,6 +62,7 @@ impl IscsiGroup {
             cx.io.close(socket, true);
             return false;
         };
+        core.iscsi.epoch.get_or_insert(cx.now);
         let entry = &mut self.entries[index as usize];
         let key = ConnKey { index: index | ISCSI_BIT, generation: entry.generation };
         core.shared.settle(ticket, core.place(key));

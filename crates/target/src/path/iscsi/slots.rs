@@ -95,9 +95,10 @@ impl Slot {
     }
 }
 
-/// The slots of a session.
+/// The slots of a session. A slot is made when its task first begins: most sessions have few commands at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
+    /// With room for all.
     slots: Vec<Slot>,
     /// The protocol's names of the tasks, by slot.
     tasks: Vec<Option<TaskId>>,
@@ -107,11 +108,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// Slots for this number of tasks.
     pub(crate) fn new(count: usize) -> Self {
-        Self {
-            slots: (0..count).map(|_| Slot::default()).collect(),
-            tasks: vec![None; count],
-            in_use: 0,
-        }
+        Self { slots: Vec::with_capacity(count), tasks: Vec::with_capacity(count), in_use: 0 }
     }
 
     /// How many commands there are.
@@ -122,12 +119,22 @@ impl Slots {
     /// The slot for a task that has begun.
     pub(crate) fn take(&mut self, task: TaskId, lun: u16) -> SlotKey {
         let index = task.index();
+        if index >= self.slots.len() {
+            self.grow(index + 1);
+        }
         let slot = &mut self.slots[index];
         debug_assert_eq!(slot.phase, Phase::Free, "the protocol gives a task's slot out once");
         *slot = Slot { generation: slot.generation, phase: Phase::Data, lun, ..Slot::default() };
         self.tasks[index] = Some(task);
         self.in_use += 1;
         self.key(index)
+    }
+
+    /// The protocol uses more of its slots than it did before.
+    #[cold]
+    fn grow(&mut self, count: usize) {
+        self.slots.resize_with(count, Slot::default);
+        self.tasks.resize(count, None);
     }
 
     fn key(&self, index: usize) -> SlotKey {

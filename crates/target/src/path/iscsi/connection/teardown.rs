@@ -23,7 +23,12 @@ impl Connection {
 
     /// When the connection has to look at its deadlines next.
     fn next_deadline(&self, core: Option<&Core>) -> Option<Instant> {
-        let silence = core.and_then(|core| self.next_ping(core));
+        let silence = core.and_then(|core| {
+            let at = self.next_ping(core)?;
+            let settings = &core.snapshot.iscsi.settings;
+            let interval = settings.nop_in_interval.unwrap_or(settings.nop_timeout);
+            Some(core.iscsi.together(at, interval.min(settings.nop_timeout)))
+        });
         [self.deadline, silence].into_iter().flatten().min()
     }
 

@@ -1,0 +1,449 @@
+//! Connections of a real device: the calls and the events of librdmacm.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::ptr::null_mut;
+
+use super::layout::{
+    CmEvent, CmId, ConnectionParameters, PORT_SPACE_TCP, PairAttributes, PairCapabilities, QPT_RC,
+    QueuePair,
+};
+use super::{RdmaDevice, last_error};
+use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
+
+/// Requests that wait for the target, at most.
+const BACKLOG: c_int = 128;
+/// Each step of finding a target has so long.
+const RESOLVE_MS: c_int = 2000;
+/// Retries of packets, and of messages to a peer without receives: 7 of the latter are without end.
+const RETRIES: u8 = 7;
+/// A status of a reject: the peer still has a connection of these numbers.
+const REJECTED_STALE: c_int = 10;
+/// A status of a reject: by the peer's program.
+const REJECTED_BY_CONSUMER: c_int = 28;
+
+/// Names of `enum rdma_cm_event_type`.
+mod kind {
+    pub(super) const ADDR_RESOLVED: u32 = 0;
+    pub(super) const ADDR_ERROR: u32 = 1;
+    pub(super) const ROUTE_RESOLVED: u32 = 2;
+    pub(super) const ROUTE_ERROR: u32 = 3;
+    pub(super) const CONNECT_REQUEST: u32 = 4;
+    pub(super) const CONNECT_ERROR: u32 = 6;
+    pub(super) const UNREACHABLE: u32 = 7;
+    pub(super) const REJECTED: u32 = 8;
+    pub(super) const ESTABLISHED: u32 = 9;
+    pub(super) const DISCONNECTED: u32 = 10;
+    pub(super) const DEVICE_REMOVAL: u32 = 11;
+    pub(super) const ADDR_CHANGE: u32 = 14;
+}
+
+#[derive(Debug)]
+struct Connection {
+    id: *mut CmId,
+    pair: *mut QueuePair,
+    number: u32,
+}
+
+/// All connections, and the listeners.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    connections: HashMap<ConnectionId, Connection>,
+    /// By the address of the manager's identifier, and by the number of the queue pair.
+    by_id: HashMap<usize, ConnectionId>,
+    by_number: HashMap<u32, ConnectionId>,
+    listeners: Vec<(*mut CmId, SocketAddr)>,
+    next: u32,
+}
+
+impl Connections {
+    fn add(&mut self, id: *mut CmId) -> ConnectionId {
+        let name = ConnectionId(self.next);
+        self.next = self.next.wrapping_add(1);
+        self.connections.insert(name, Connection { id, pair: null_mut(), number: 0 });
+        self.by_id.insert(id.addr(), name);
+        name
+    }
+
+    fn id(&self, connection: ConnectionId) -> Option<*mut CmId> {
+        Some(self.connections.get(&connection)?.id)
+    }
+
+    pub(super) fn pair(&self, connection: ConnectionId) -> Option<*mut QueuePair> {
+        let pair = self.connections.get(&connection)?.pair;
+        (!pair.is_null()).then_some(pair)
+    }
+
+    pub(super) fn by_number(&self, number: u32) -> Option<ConnectionId> {
+        self.by_number.get(&number).copied()
+    }
+}
+
+/// An event, copied out of the library's memory.
+struct Copied {
+    id: *mut CmId,
+    listener: *mut CmId,
+    kind: u32,
+    status: c_int,
+    private: Vec<u8>,
+    host_reads: u8,
+}
+
+fn gone(what: &'static str) -> ProviderError {
+    ProviderError { what, why: "the connection is no more".to_owned() }
+}
+
+impl RdmaDevice {
+    pub(super) fn create_id(&self) -> Result<*mut CmId, ProviderError> {
+        let mut id = null_mut();
+        // SAFETY: the channel is alive; the identifier is written on success.
+        let failed = unsafe {
+            (self.functions.rdma_create_id)(self.channel, &raw mut id, null_mut(), PORT_SPACE_TCP)
+        };
+        if failed != 0 { Err(last_error("making a connection identifier")) } else { Ok(id) }
+    }
+
+    pub(super) fn bind(&self, id: *mut CmId, address: SocketAddr) -> Result<(), ProviderError> {
+        let mut address = SocketBytes::new(address);
+        // SAFETY: the identifier is alive, and the address is a whole one of its family.
+        let failed = unsafe { (self.functions.rdma_bind_addr)(id, address.as_mut_ptr()) };
+        if failed != 0 {
+            Err(last_error("binding to an address of an RDMA device"))
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn begin_listening(&mut self, address: SocketAddr) -> Result<(), ProviderError> {
+        let id = self.create_id()?;
+        let listened = self.bind(id, address).and_then(|()| {
+            // SAFETY: the identifier is alive.
+            let failed = unsafe { (self.functions.rdma_listen)(id, BACKLOG) };
+            if failed != 0 { Err(last_error("listening for RDMA connections")) } else { Ok(()) }
+        });
+        if let Err(error) = listened {
+            // SAFETY: nobody else has it.
+            unsafe { (self.functions.rdma_destroy_id)(id) };
+            return Err(error);
+        }
+        self.connections.listeners.push((id, address));
+        Ok(())
+    }
+
+    pub(super) fn begin_resolving(
+        &mut self,
+        address: SocketAddr,
+    ) -> Result<ConnectionId, ProviderError> {
+        let id = self.create_id()?;
+        let mut address = SocketBytes::new(address);
+        // SAFETY: the identifier is alive, and the address is a whole one of its family.
+        let failed = unsafe {
+            (self.functions.rdma_resolve_addr)(id, null_mut(), address.as_mut_ptr(), RESOLVE_MS)
+        };
+        if failed != 0 {
+            let error = last_error("resolving the target's address");
+            // SAFETY: nobody else has it.
+            unsafe { (self.functions.rdma_destroy_id)(id) };
+            return Err(error);
+        }
+        Ok(self.connections.add(id))
+    }
+
+    pub(super) fn make_pair(
+        &mut self,
+        connection: ConnectionId,
+        config: &PairConfig,
+    ) -> Result<PairConfig, ProviderError> {
+        let what = "making a queue pair";
+        let id = self.connections.id(connection).ok_or(gone(what))?;
+        let mut attributes = PairAttributes {
+            qp_context: null_mut(),
+            send_cq: self.completions,
+            recv_cq: self.completions,
+            srq: null_mut(),
+            cap: PairCapabilities {
+                max_send_wr: config.sends,
+                max_recv_wr: config.receives,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: config.inline_bytes,
+            },
+            qp_type: QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: identifier, domain and completion queue are alive and of one device: events of other devices'
+        // identifiers are not passed on.
+        let failed =
+            unsafe { (self.functions.rdma_create_qp)(id, self.domain, &raw mut attributes) };
+        if failed != 0 {
+            return Err(last_error(what));
+        }
+        // SAFETY: the identifier has its queue pair now.
+        let (pair, number) = unsafe { ((*id).qp, (*(*id).qp).qp_num) };
+        if let Some(known) = self.connections.connections.get_mut(&connection) {
+            (known.pair, known.number) = (pair, number);
+        }
+        self.connections.by_number.insert(number, connection);
+        // Devices round up, some of them far: what was asked for is what is used.
+        let inline_bytes = attributes.cap.max_inline_data.min(config.inline_bytes);
+        Ok(PairConfig { inline_bytes, ..*config })
+    }
+
+    fn parameters(private: &[u8]) -> ConnectionParameters {
+        ConnectionParameters {
+            private_data: private.as_ptr().cast::<c_void>(),
+            private_data_len: u8::try_from(private.len()).unwrap_or(u8::MAX),
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: 1,
+            retry_count: RETRIES,
+            rnr_retry_count: RETRIES,
+            srq: 0,
+            qp_num: 0,
+        }
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        let what = "connecting";
+        let id = self.connections.id(connection).ok_or(gone(what))?;
+        let mut parameters = Self::parameters(private);
+        parameters.responder_resources = reads;
+        // SAFETY: the identifier is alive; the private data live until the call returns.
+        let failed = unsafe { (self.functions.rdma_connect)(id, &raw mut parameters) };
+        if failed != 0 { Err(last_error(what)) } else { Ok(()) }
+    }
+
+    pub(super) fn agree(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        let what = "accepting a connection";
+        let id = self.connections.id(connection).ok_or(gone(what))?;
+        let mut parameters = Self::parameters(private);
+        parameters.initiator_depth = reads;
+        // SAFETY: as in `ask`.
+        let failed = unsafe { (self.functions.rdma_accept)(id, &raw mut parameters) };
+        if failed != 0 { Err(last_error(what)) } else { Ok(()) }
+    }
+
+    pub(super) fn refuse(&mut self, connection: ConnectionId, private: &[u8]) {
+        let Some(id) = self.connections.id(connection) else { return };
+        let len = u8::try_from(private.len()).unwrap_or(u8::MAX);
+        // SAFETY: the identifier is alive. A failure means that the peer is gone.
+        unsafe { (self.functions.rdma_reject)(id, private.as_ptr().cast(), len) };
+    }
+
+    pub(super) fn part(&mut self, connection: ConnectionId) {
+        let Some(id) = self.connections.id(connection) else { return };
+        // SAFETY: the identifier is alive. iWARP says EINVAL when the peer has gone first.
+        unsafe { (self.functions.rdma_disconnect)(id) };
+    }
+
+    pub(super) fn forget(&mut self, connection: ConnectionId) {
+        let Some(known) = self.connections.connections.remove(&connection) else { return };
+        self.connections.by_id.remove(&known.id.addr());
+        if !known.pair.is_null() {
+            self.connections.by_number.remove(&known.number);
+            // SAFETY: the identifier has a queue pair, which nobody uses any longer.
+            unsafe { (self.functions.rdma_destroy_qp)(known.id) };
+        }
+        // SAFETY: alive until here; every event of it was acknowledged when it was copied, so the call does not wait.
+        unsafe { (self.functions.rdma_destroy_id)(known.id) };
+    }
+
+    pub(super) fn forget_all(&mut self) {
+        let all: Vec<ConnectionId> = self.connections.connections.keys().copied().collect();
+        for connection in all {
+            self.forget(connection);
+        }
+        for (id, _) in std::mem::take(&mut self.connections.listeners) {
+            // SAFETY: alive until here.
+            unsafe { (self.functions.rdma_destroy_id)(id) };
+        }
+    }
+
+    /// The next event of the channel.
+    fn copy_event(&mut self) -> Option<Copied> {
+        let mut event: *mut CmEvent = null_mut();
+        // SAFETY: the channel is alive and does not block.
+        if unsafe { (self.functions.rdma_get_cm_event)(self.channel, &raw mut event) } != 0 {
+            return None;
+        }
+        // SAFETY: the event is alive until it is acknowledged below; its private data are as long as it says.
+        let copied = unsafe {
+            let parameters = (*event).parameters;
+            let is_with_data = matches!(
+                (*event).event,
+                kind::CONNECT_REQUEST | kind::REJECTED | kind::ESTABLISHED
+            );
+            let data = parameters.private_data.cast::<u8>();
+            let private = if is_with_data && !data.is_null() {
+                std::slice::from_raw_parts(data, usize::from(parameters.private_data_len)).to_vec()
+            } else {
+                Vec::new()
+            };
+            Copied {
+                id: (*event).id,
+                listener: (*event).listen_id,
+                kind: (*event).event,
+                status: (*event).status,
+                private,
+                host_reads: parameters.initiator_depth,
+            }
+        };
+        // SAFETY: each event is acknowledged once; nothing of it is used afterwards.
+        unsafe { (self.functions.rdma_ack_cm_event)(event) };
+        Some(copied)
+    }
+
+    pub(super) fn take_event(&mut self) -> Option<Event> {
+        loop {
+            let copied = self.copy_event()?;
+            if copied.kind == kind::CONNECT_REQUEST {
+                if let Some(event) = self.take_request(copied) {
+                    return Some(event);
+                }
+            } else if let Some(&connection) = self.connections.by_id.get(&copied.id.addr())
+                && let Some(event) = self.translate(connection, copied)
+            {
+                return Some(event);
+            }
+        }
+    }
+
+    fn take_request(&mut self, copied: Copied) -> Option<Event> {
+        let listener = self
+            .connections
+            .listeners
+            .iter()
+            .find(|(id, _)| *id == copied.listener)
+            .map(|(_, at)| *at);
+        // SAFETY: the library gave this identifier with the request.
+        let is_ours = unsafe { (*copied.id).verbs } == self.context;
+        let Some(listener) = listener.filter(|_| is_ours) else {
+            // SAFETY: nobody else has it.
+            unsafe {
+                (self.functions.rdma_reject)(copied.id, std::ptr::null(), 0);
+                (self.functions.rdma_destroy_id)(copied.id);
+            }
+            return None;
+        };
+        let connection = self.connections.add(copied.id);
+        let (private, host_reads) = (copied.private, copied.host_reads);
+        Some(Event::Request { connection, listener, private, host_reads })
+    }
+
+    fn translate(&mut self, connection: ConnectionId, copied: Copied) -> Option<Event> {
+        let failed = |why| Some(Event::Failed { connection, why });
+        match copied.kind {
+            kind::ADDR_RESOLVED => {
+                // SAFETY: the identifier is alive: it is in the table.
+                if unsafe { (*copied.id).verbs } != self.context {
+                    return failed("reaching the target by this device");
+                }
+                // SAFETY: as above.
+                if unsafe { (self.functions.rdma_resolve_route)(copied.id, RESOLVE_MS) } != 0 {
+                    return failed("resolving the route");
+                }
+                None
+            }
+            kind::ROUTE_RESOLVED => Some(Event::Resolved(connection)),
+            kind::ADDR_ERROR => failed("resolving the address"),
+            kind::ROUTE_ERROR => failed("resolving the route"),
+            kind::CONNECT_ERROR => failed("connecting"),
+            kind::UNREACHABLE => failed("reaching the peer"),
+            kind::REJECTED => {
+                let reason = match copied.status {
+                    REJECTED_STALE => Rejection::Stale,
+                    // iWARP has an error number instead.
+                    REJECTED_BY_CONSUMER => Rejection::Consumer(copied.private),
+                    status if status.abs() == libc::ECONNREFUSED => {
+                        Rejection::Consumer(copied.private)
+                    }
+                    status => Rejection::Manager(status),
+                };
+                Some(Event::Rejected { connection, reason })
+            }
+            kind::ESTABLISHED => Some(Event::Established { connection, private: copied.private }),
+            kind::DISCONNECTED | kind::ADDR_CHANGE => Some(Event::Disconnected(connection)),
+            kind::DEVICE_REMOVAL => Some(Event::DeviceRemoved(connection)),
+            // TIMEWAIT_EXIT says that numbers may be used again, which they are not here.
+            _ => None,
+        }
+    }
+}
+
+/// An address as the libraries read it.
+struct SocketBytes(libc::sockaddr_storage);
+
+impl SocketBytes {
+    fn new(address: SocketAddr) -> Self {
+        // SAFETY: a structure of numbers and bytes, for which zeroes are valid.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        match address {
+            SocketAddr::V4(address) => {
+                let place = (&raw mut storage).cast::<libc::sockaddr_in>();
+                // SAFETY: the storage is large enough and aligned for every family.
+                unsafe {
+                    (*place).sin_family = u16::try_from(libc::AF_INET).unwrap_or(0);
+                    (*place).sin_port = address.port().to_be();
+                    (*place).sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+                }
+            }
+            SocketAddr::V6(address) => {
+                let place = (&raw mut storage).cast::<libc::sockaddr_in6>();
+                // SAFETY: as above.
+                unsafe {
+                    (*place).sin6_family = u16::try_from(libc::AF_INET6).unwrap_or(0);
+                    (*place).sin6_port = address.port().to_be();
+                    (*place).sin6_addr.s6_addr = address.ip().octets();
+                    (*place).sin6_scope_id = address.scope_id();
+                }
+            }
+        }
+        Self(storage)
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.0).cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_in_network_order() {
+        let mut bytes = SocketBytes::new("192.0.2.1:4420".parse().unwrap());
+        // SAFETY: 16 bytes of the storage.
+        let v4 = unsafe { std::slice::from_raw_parts(bytes.as_mut_ptr().cast::<u8>(), 8) };
+        assert_eq!(v4, [2, 0, 0x11, 0x44, 192, 0, 2, 1]);
+        let mut bytes = SocketBytes::new("[2001:db8::1]:4420".parse().unwrap());
+        // SAFETY: 28 bytes of the storage.
+        let v6 = unsafe { std::slice::from_raw_parts(bytes.as_mut_ptr().cast::<u8>(), 12) };
+        assert_eq!(v6, [10, 0, 0x11, 0x44, 0, 0, 0, 0, 0x20, 1, 0xd, 0xb8]);
+    }
+
+    /// Without an RDMA device this fails, and says why.
+    #[test]
+    fn an_address_without_a_device_is_refused() {
+        let error = RdmaDevice::open([127, 0, 0, 1].into(), 16);
+        let error = error.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            error.contains("install Debian's packages")
+                || error.contains("RDMA device")
+                || error.contains("rdma_ucm"),
+            "{error:?}"
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! libibverbs and librdmacm, loaded when RDMA is first used: a program runs without them until then.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libloading::{Library as Loaded, Symbol};
+
+use super::layout::{
+    CmEvent, CmId, CompletionQueue, ConnectionParameters, DeviceAttributes, EventChannel,
+    MemoryRegion, PairAttributes, VerbsContext,
+};
+use crate::verbs::ProviderError;
+
+const VERBS: &str = "libibverbs.so.1";
+const MANAGER: &str = "librdmacm.so.1";
+/// What loading is called in errors.
+const WHAT: &str = "loading the RDMA libraries";
+
+/// The process has given up the right to load libraries.
+static IS_SEALED: AtomicBool = AtomicBool::new(false);
+
+/// A process that gives up rights calls this when it has done so: from then on the libraries cannot be loaded, and the
+/// error says that, and not that they should be installed.
+pub fn seal() {
+    IS_SEALED.store(true, Ordering::Relaxed);
+}
+
+macro_rules! functions {
+    ($( $library:ident $name:ident($($argument:ty),*) $(-> $result:ty)?; )*) => {
+        /// The functions that are used of the libraries.
+        #[derive(Clone, Copy)]
+        pub(super) struct Functions {
+            $( pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
+        }
+
+        impl Functions {
+            /// Looks all of them up.
+            fn find(verbs: &'static Loaded, manager: &'static Loaded) -> Result<Self, ProviderError> {
+                Ok(Self { $( $name: {
+                    let library = functions!(@library $library verbs manager);
+                    type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
+                    let name = concat!(stringify!($name), "\0").as_bytes();
+                    // SAFETY: the type is that of the function in the library's stable interface, and the library is
+                    // never unloaded.
+                    let symbol: Result<Symbol<'static, Function>, _> = unsafe { library.get(name) };
+                    *symbol.map_err(|error| failure(error.to_string()))?
+                }, )* })
+            }
+        }
+    };
+    (@library verbs $verbs:ident $manager:ident) => { $verbs };
+    (@library manager $verbs:ident $manager:ident) => { $manager };
+}
+
+functions! {
+    verbs ibv_alloc_pd(*mut VerbsContext) -> *mut c_void;
+    verbs ibv_dealloc_pd(*mut c_void) -> c_int;
+    verbs ibv_reg_mr(*mut c_void, *mut c_void, usize, c_int) -> *mut MemoryRegion;
+    verbs ibv_dereg_mr(*mut MemoryRegion) -> c_int;
+    verbs ibv_create_cq(*mut VerbsContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut CompletionQueue;
+    verbs ibv_destroy_cq(*mut CompletionQueue) -> c_int;
+    verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
+    manager rdma_create_event_channel() -> *mut EventChannel;
+    manager rdma_destroy_event_channel(*mut EventChannel);
+    manager rdma_create_id(*mut EventChannel, *mut *mut CmId, *mut c_void, c_int) -> c_int;
+    manager rdma_destroy_id(*mut CmId) -> c_int;
+    manager rdma_bind_addr(*mut CmId, *mut libc::sockaddr) -> c_int;
+    manager rdma_resolve_addr(*mut CmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+    manager rdma_resolve_route(*mut CmId, c_int) -> c_int;
+    manager rdma_create_qp(*mut CmId, *mut c_void, *mut PairAttributes) -> c_int;
+    manager rdma_destroy_qp(*mut CmId);
+    manager rdma_listen(*mut CmId, c_int) -> c_int;
+    manager rdma_connect(*mut CmId, *mut ConnectionParameters) -> c_int;
+    manager rdma_accept(*mut CmId, *mut ConnectionParameters) -> c_int;
+    manager rdma_reject(*mut CmId, *const c_void, u8) -> c_int;
+    manager rdma_disconnect(*mut CmId) -> c_int;
+    manager rdma_get_cm_event(*mut EventChannel, *mut *mut CmEvent) -> c_int;
+    manager rdma_ack_cm_event(*mut CmEvent) -> c_int;
+}
+
+/// The functions, once they are loaded.
+static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+
+/// Loads the libraries, unless they are.
+///
+/// # Errors
+/// When they are not installed, or the process may not load them any longer.
+pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
+    if let Some(functions) = FUNCTIONS.get() {
+        return Ok(functions);
+    }
+    if IS_SEALED.load(Ordering::Relaxed) {
+        return Err(ProviderError { what: WHAT, why: sealed_text() });
+    }
+    let functions = load([VERBS, MANAGER])?;
+    Ok(FUNCTIONS.get_or_init(|| functions))
+}
+
+fn sealed_text() -> String {
+    "this process was started without RDMA and has given up the right to load libraries; restart it with an RDMA \
+     listener or path in its configuration, or without its sandbox"
+        .to_owned()
+}
+
+fn load([verbs, manager]: [&str; 2]) -> Result<Functions, ProviderError> {
+    let open = |name: &str| {
+        // SAFETY: the libraries' initialisers do nothing that this process relies on not being done.
+        let loaded = unsafe { Loaded::new(name) };
+        let loaded = loaded.map(|library| &*Box::leak(Box::new(library)));
+        loaded.map_err(|error| failure(reason(name, &error)))
+    };
+    Functions::find(open(verbs)?, open(manager)?)
+}
+
+/// What the loader says, which names the file.
+fn reason(name: &str, error: &libloading::Error) -> String {
+    let source = std::error::Error::source(error);
+    let said = source.map_or_else(|| error.to_string(), ToString::to_string);
+    if said.contains(name) { said } else { format!("{name}: {said}") }
+}
+
+fn failure(why: String) -> ProviderError {
+    let why = format!(
+        "{why}; install Debian's packages libibverbs1, librdmacm1 (librdmacm1t64 from Debian 13 on) and ibverbs-providers"
+    );
+    ProviderError { what: WHAT, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_named_with_its_package() {
+        let error = load(["libibverbs-that-is-not-there.so.1", MANAGER]).err().unwrap();
+        let text = error.to_string();
+        for word in ["libibverbs-that-is-not-there.so.1", "libibverbs1", "ibverbs-providers"] {
+            assert!(text.contains(word), "{text}");
+        }
+        assert!(sealed_text().contains("restart") && !sealed_text().contains("install"));
+    }
+
+    #[test]
+    fn every_function_is_in_the_libraries() {
+        match load([VERBS, MANAGER]) {
+            Ok(_) => {}
+            Err(error) if error.to_string().contains("cannot open shared object") => {
+                println!("not looked up: {error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

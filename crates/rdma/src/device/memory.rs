@@ -1,0 +1,120 @@
+//! Registered memory of a real device.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use super::last_error;
+use super::layout::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MemoryRegion};
+use super::library::Functions;
+use crate::verbs::{Access, ProviderError, Region};
+
+/// Memory begins at pages, so that no other data lie in what a peer may reach.
+const PAGE: usize = 4096;
+
+#[derive(Debug)]
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+    registration: *mut MemoryRegion,
+}
+
+/// All memory that is registered, by its local key.
+#[derive(Debug)]
+pub(super) struct Memory {
+    functions: &'static Functions,
+    allocations: HashMap<u32, Allocation>,
+}
+
+impl Memory {
+    pub(super) fn new(functions: &'static Functions) -> Self {
+        Self { functions, allocations: HashMap::new() }
+    }
+
+    pub(super) fn register(
+        &mut self,
+        domain: *mut c_void,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
+        let what = "registering memory";
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX).max(1).next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(bytes, PAGE)
+            .map_err(|error| ProviderError { what, why: error.to_string() })?;
+        // SAFETY: the layout has a size above 0.
+        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            return Err(ProviderError { what, why: format!("no memory for {bytes} bytes") });
+        };
+        let mut flags = if access.local_write { ACCESS_LOCAL_WRITE } else { 0 };
+        flags |= if access.remote_read { ACCESS_REMOTE_READ } else { 0 };
+        // Verbs allow remote writes only together with local ones.
+        flags |= if access.remote_write { ACCESS_REMOTE_WRITE | ACCESS_LOCAL_WRITE } else { 0 };
+        // SAFETY: the domain is alive, and the memory is until its registration has ended.
+        let registration = unsafe {
+            (self.functions.ibv_reg_mr)(domain, start.as_ptr().cast(), layout.size(), flags)
+        };
+        if registration.is_null() {
+            let error = last_error(what);
+            // SAFETY: allocated above with this layout.
+            unsafe { dealloc(start.as_ptr(), layout) };
+            return Err(error);
+        }
+        // SAFETY: the library gave a registration.
+        let (lkey, rkey) = unsafe { ((*registration).lkey, (*registration).rkey) };
+        let address = u64::try_from(start.as_ptr().addr()).unwrap_or(0);
+        self.allocations.insert(lkey, Allocation { start, layout, registration });
+        Ok(Region { address, len, lkey, rkey })
+    }
+
+    pub(super) fn deregister(&mut self, region: &Region) {
+        if let Some(allocation) = self.allocations.remove(&region.lkey) {
+            self.free(&allocation);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        for (_, allocation) in std::mem::take(&mut self.allocations) {
+            self.free(&allocation);
+        }
+    }
+
+    fn free(&self, allocation: &Allocation) {
+        // SAFETY: the registration is alive, and ends here.
+        let failed = unsafe { (self.functions.ibv_dereg_mr)(allocation.registration) };
+        if failed != 0 {
+            // The device may still reach it: it is never used for anything else.
+            return;
+        }
+        // SAFETY: allocated with this layout, and no device reaches it any longer.
+        unsafe { dealloc(allocation.start.as_ptr(), allocation.layout) };
+    }
+
+    /// The place of a part of a region.
+    ///
+    /// # Panics
+    /// When it is no part of memory that is registered: that is a bug of the caller.
+    fn place(&self, region: &Region, offset: u32, len: usize) -> *mut u8 {
+        let Some(allocation) = self.allocations.get(&region.lkey) else {
+            unreachable!("memory is touched after its registration has ended")
+        };
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= allocation.layout.size()), "{offset} + {len}");
+        // SAFETY: within the allocation.
+        unsafe { allocation.start.as_ptr().add(offset) }
+    }
+
+    pub(super) fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
+        let from = self.place(region, offset, into.len());
+        // SAFETY: `place` has checked the range; a slice of the caller is not within it, because memory is not lent.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+
+    pub(super) fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
+        let to = self.place(region, offset, bytes.len());
+        // SAFETY: as in `read`.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}

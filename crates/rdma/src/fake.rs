@@ -1,0 +1,285 @@
+//! A network of simulated devices in virtual time, deterministic by its seed.
+//!
+//! A device checks what real devices check: the state of queue pairs, keys, ranges and permissions of both ends, the
+//! capacities of queues, RDMA READs at a time, receives that are missing or too short. Bytes are copied at some instant
+//! between a post and its completion, so that a buffer that is used too early or given back too early is found. What a
+//! correct user of verbs never does is noted in [`Network::misuses`].
+//!
+//! Delays come from the seed: completions of different queue pairs and events of the connection manager come in any
+//! order that a real network allows. [`Faults`] has requests fail, ends connections and removes devices.
+
+mod connecting;
+mod engine;
+mod memory;
+mod random;
+mod state;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::verbs::{
+    Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
+    ProviderError, RecvWork, Region, SendWork,
+};
+use state::State;
+
+/// What kind of devices the network has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// RoCE: private data are padded, a message without a receive waits.
+    Roce,
+    /// iWARP: private data are exact, a message without a receive ends the connection, the host sends first, and memory
+    /// for RDMA READs is open to the peer's writes.
+    Iwarp,
+}
+
+/// How likely it is that things go wrong: one in so many, 0 for never.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// A request that fails because the peer does not answer.
+    pub lost_peer: u32,
+    /// A batch of requests that is posted in part.
+    pub refused_post: u32,
+    /// A connection that is refused as stale.
+    pub stale: u32,
+    /// An accept that does not reach the host.
+    pub lost_accept: u32,
+    /// A step of the network after which a connection is cut.
+    pub cut: u32,
+    /// A step of the network after which a device is removed.
+    pub removal: u32,
+}
+
+/// How the network behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct NetworkConfig {
+    /// All choices follow from it.
+    pub seed: u64,
+    /// The kind of devices.
+    pub profile: Profile,
+    /// The longest delay of a step; zero has everything happen in order and at once.
+    pub delay: Duration,
+    /// How long a message without a receive waits before it is sent again.
+    pub not_ready: Duration,
+    /// Entries of each device's completion queue.
+    pub completions: u32,
+    /// RDMA READs at a time on a queue pair.
+    pub reads: u8,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            profile: Profile::Roce,
+            delay: Duration::ZERO,
+            not_ready: Duration::from_millis(1),
+            completions: 1 << 16,
+            reads: 16,
+            faults: Faults::default(),
+        }
+    }
+}
+
+/// The network.
+#[derive(Clone, Debug)]
+pub struct Network(Rc<RefCell<State>>);
+
+impl Network {
+    /// A network without devices.
+    #[must_use]
+    pub fn new(config: NetworkConfig) -> Self {
+        Self(Rc::new(RefCell::new(State::new(config))))
+    }
+
+    /// Adds a device.
+    #[must_use]
+    pub fn add_device(&self) -> FakeDevice {
+        let node = self.0.borrow_mut().add_node();
+        FakeDevice { network: Rc::clone(&self.0), node }
+    }
+
+    /// Does the next step; gives whether there was one. Time goes on to the step's time.
+    pub fn step(&self) -> bool {
+        self.0.borrow_mut().step()
+    }
+
+    /// The time of the last step.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.borrow().now)
+    }
+
+    /// Lets time pass without steps before it.
+    pub fn advance_to(&self, now: Duration) {
+        let mut state = self.0.borrow_mut();
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        state.now = state.now.max(now);
+    }
+
+    /// What was done that no correct user of verbs does.
+    #[must_use]
+    pub fn misuses(&self) -> Vec<String> {
+        self.0.borrow().misuses.clone()
+    }
+
+    /// Registrations and connections that are left.
+    #[must_use]
+    pub fn leftovers(&self) -> (usize, usize) {
+        self.0.borrow().leftovers()
+    }
+
+    /// Nothing goes wrong by itself from now on.
+    pub fn stop_faults(&self) {
+        self.0.borrow_mut().config.faults = Faults::default();
+    }
+
+    /// Cuts all connections.
+    pub fn cut_all(&self) {
+        self.0.borrow_mut().cut_all();
+    }
+
+    /// Removes a device.
+    pub fn remove(&self, device: &FakeDevice) {
+        self.0.borrow_mut().remove_node(device.node);
+    }
+}
+
+/// One simulated device.
+#[derive(Debug)]
+pub struct FakeDevice {
+    network: Rc<RefCell<State>>,
+    node: usize,
+}
+
+impl FakeDevice {
+    /// A key for a part of a registration, which a peer may invalidate: what a kernel's fast registration makes.
+    ///
+    /// # Panics
+    /// When the part is not within the registration.
+    #[must_use]
+    pub fn bind(&mut self, region: &Region, offset: u32, len: u32, access: Access) -> u32 {
+        self.network.borrow_mut().nodes[self.node].memory.bind(region, offset, len, access)
+    }
+
+    /// Ends a key of [`Self::bind`] from this end.
+    pub fn unbind(&mut self, key: u32) {
+        self.network.borrow_mut().nodes[self.node].memory.unbind(key);
+    }
+
+    /// Posts a request as it is, of a user that does not keep to rules.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn post_raw(&mut self, connection: ConnectionId, work: SendWork) -> Result<(), PostError> {
+        self.network.borrow_mut().post_send(self.node, connection, &[work], true)
+    }
+}
+
+impl Provider for FakeDevice {
+    fn capabilities(&self) -> Capabilities {
+        let state = self.network.borrow();
+        Capabilities {
+            completions: state.config.completions,
+            work_requests: 1 << 14,
+            reads_answered: state.config.reads,
+            reads_begun: state.config.reads,
+            inline_bytes: 64,
+            send_with_invalidate: true,
+            is_iwarp: state.config.profile == Profile::Iwarp,
+        }
+    }
+
+    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
+        let mut state = self.network.borrow_mut();
+        if state.nodes[self.node].is_removed {
+            return Err(gone("registering memory"));
+        }
+        Ok(state.nodes[self.node].memory.register(len, access))
+    }
+
+    fn deregister(&mut self, region: Region) {
+        let mut state = self.network.borrow_mut();
+        if !state.nodes[self.node].memory.deregister(&region) {
+            state.misuse("a registration was ended twice");
+        }
+    }
+
+    fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
+        self.network.borrow().nodes[self.node].memory.copy_out(region, offset, into);
+    }
+
+    fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
+        self.network.borrow_mut().nodes[self.node].memory.copy_in(region, offset, bytes);
+    }
+
+    fn listen(&mut self, address: SocketAddr) -> Result<(), ProviderError> {
+        self.network.borrow_mut().listen(self.node, address)
+    }
+
+    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
+        self.network.borrow_mut().resolve(self.node, address)
+    }
+
+    fn create_pair(
+        &mut self,
+        connection: ConnectionId,
+        config: &PairConfig,
+    ) -> Result<PairConfig, ProviderError> {
+        self.network.borrow_mut().create_pair(self.node, connection, config)
+    }
+
+    fn connect(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        self.network.borrow_mut().connect(self.node, connection, private, reads)
+    }
+
+    fn accept(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        self.network.borrow_mut().accept(self.node, connection, private, reads)
+    }
+
+    fn reject(&mut self, connection: ConnectionId, private: &[u8]) {
+        self.network.borrow_mut().reject(self.node, connection, private);
+    }
+
+    fn disconnect(&mut self, connection: ConnectionId) {
+        self.network.borrow_mut().disconnect(self.node, connection);
+    }
+
+    fn destroy(&mut self, connection: ConnectionId) {
+        self.network.borrow_mut().destroy(self.node, connection);
+    }
+
+    fn next_event(&mut self) -> Option<Event> {
+        self.network.borrow_mut().nodes[self.node].events.pop_front()
+    }
+
+    fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
+        self.network.borrow_mut().post_send(self.node, connection, work, false)
+    }
+
+    fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
+        self.network.borrow_mut().post_recv(self.node, connection, work)
+    }
+
+    fn poll(&mut self, into: &mut Vec<Completion>) {
+        self.network.borrow_mut().poll(self.node, into);
+    }
+}
+
+fn gone(what: &'static str) -> ProviderError {
+    ProviderError { what, why: "the device is gone".to_owned() }
+}

@@ -1,0 +1,284 @@
+//! The connection manager of a simulated network.
+
+use std::net::SocketAddr;
+
+use super::gone;
+use super::state::{Pair, PairState, Phase, State, Step, id, index};
+use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
+
+/// Private data are padded to these lengths where the manager is InfiniBand's: of a request, an accept, a reject.
+const PADDED: [usize; 3] = [56, 196, 148];
+/// The status of a manager that finds no listener.
+const NO_LISTENER: i32 = 8;
+
+fn refused(what: &'static str, why: &str) -> ProviderError {
+    ProviderError { what, why: why.to_owned() }
+}
+
+impl State {
+    pub(super) fn listen(&mut self, node: usize, address: SocketAddr) -> Result<(), ProviderError> {
+        if self.nodes.iter().any(|node| node.listeners.contains(&address)) {
+            return Err(refused("listening", "the address is in use"));
+        }
+        self.nodes[node].listeners.push(address);
+        Ok(())
+    }
+
+    pub(super) fn resolve(
+        &mut self,
+        node: usize,
+        address: SocketAddr,
+    ) -> Result<ConnectionId, ProviderError> {
+        if self.nodes[node].is_removed {
+            return Err(gone("resolving an address"));
+        }
+        let pair = self.pairs.len();
+        self.pairs.push(Pair::new(node, address, true));
+        self.soon(Step::Tell(pair, Event::Resolved(id(pair))));
+        Ok(id(pair))
+    }
+
+    /// The connection, if it is alive and this device's.
+    fn live(&mut self, node: usize, connection: ConnectionId, what: &str) -> Option<usize> {
+        let at = index(connection);
+        let is_live = self
+            .pairs
+            .get(at)
+            .is_some_and(|pair| pair.node == node && pair.phase != Phase::Destroyed);
+        if !is_live {
+            self.misuse(format!("{what} of a connection that is destroyed or another's"));
+        }
+        is_live.then_some(at)
+    }
+
+    pub(super) fn create_pair(
+        &mut self,
+        node: usize,
+        connection: ConnectionId,
+        config: &PairConfig,
+    ) -> Result<PairConfig, ProviderError> {
+        let what = "making a queue pair";
+        if self.nodes[node].is_removed {
+            return Err(gone(what));
+        }
+        let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
+        let granted = PairConfig { inline_bytes: config.inline_bytes.min(64), ..*config };
+        self.pairs[at].config = Some(granted);
+        Ok(granted)
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        node: usize,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        let what = "connecting";
+        if self.nodes[node].is_removed {
+            return Err(gone(what));
+        }
+        let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
+        if self.pairs[at].phase != Phase::Idle || self.pairs[at].config.is_none() {
+            self.misuse("a connection asks before its address is known and its queue pair is made");
+            return Err(refused(what, "out of order"));
+        }
+        self.pairs[at].phase = Phase::Asked;
+        let address = self.pairs[at].address;
+        let listener = self
+            .nodes
+            .iter()
+            .position(|node| node.listeners.contains(&address) && !node.is_removed);
+        let stale = self.config.faults.stale;
+        if self.random_fault(stale) {
+            let event = Event::Rejected { connection, reason: Rejection::Stale };
+            self.soon(Step::Tell(at, event));
+            return Ok(());
+        }
+        let Some(listener) = listener else {
+            let reason = Rejection::Manager(NO_LISTENER);
+            self.soon(Step::Tell(at, Event::Rejected { connection, reason }));
+            return Ok(());
+        };
+        let peer = self.pairs.len();
+        self.pairs.push(Pair::new(listener, address, false));
+        self.pairs[peer].peer = Some(at);
+        self.pairs[at].peer = Some(peer);
+        let private = self.padded(private, PADDED[0]);
+        let event =
+            Event::Request { connection: id(peer), listener: address, private, host_reads: reads };
+        self.soon(Step::Tell(peer, event));
+        Ok(())
+    }
+
+    fn padded(&self, private: &[u8], len: usize) -> Vec<u8> {
+        let mut private = private.to_vec();
+        if !self.is_iwarp() {
+            private.resize(len.max(private.len()), 0);
+        }
+        private
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        node: usize,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError> {
+        let what = "accepting";
+        if self.nodes[node].is_removed {
+            return Err(gone(what));
+        }
+        let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
+        let peer = self.pairs[at].peer.filter(|&peer| self.pairs[peer].phase == Phase::Asked);
+        let Some(peer) = peer else { return Err(refused(what, "the peer is gone")) };
+        if self.pairs[at].config.is_none() || self.pairs[at].receives.is_empty() {
+            self.misuse("a request is accepted before its receives are posted");
+        }
+        let pair = &mut self.pairs[at];
+        (pair.phase, pair.state, pair.max_reads) = (Phase::Connected, PairState::Ready, reads);
+        let lost = self.config.faults.lost_accept;
+        if self.random_fault(lost) {
+            let why = "the accept, because no answer came,";
+            self.soon(Step::Tell(at, Event::Failed { connection, why }));
+            let (connection, why) = (id(peer), "reaching the target");
+            self.soon(Step::Tell(peer, Event::Failed { connection, why }));
+            return Ok(());
+        }
+        let private = self.padded(private, PADDED[1]);
+        self.soon(Step::AcceptArrives(peer, private));
+        Ok(())
+    }
+
+    /// The host learns of the accept: from now on both ends are connected, and the target is told so, too.
+    pub(super) fn accept_arrives(&mut self, at: usize, private: Vec<u8>) {
+        if self.pairs[at].phase != Phase::Asked || self.nodes[self.pairs[at].node].is_removed {
+            if let Some(peer) = self.pairs[at].peer {
+                let why = "the accept, because the host is gone,";
+                self.soon(Step::Tell(peer, Event::Failed { connection: id(peer), why }));
+            }
+            return;
+        }
+        self.pairs[at].phase = Phase::Connected;
+        self.pairs[at].state = PairState::Ready;
+        let node = self.pairs[at].node;
+        self.nodes[node].events.push_back(Event::Established { connection: id(at), private });
+        if let Some(peer) = self.pairs[at].peer {
+            let event = Event::Established { connection: id(peer), private: Vec::new() };
+            self.soon(Step::Tell(peer, event));
+        }
+    }
+
+    pub(super) fn reject(&mut self, node: usize, connection: ConnectionId, private: &[u8]) {
+        let Some(at) = self.live(node, connection, "rejecting") else { return };
+        self.pairs[at].phase = Phase::Ended;
+        let private = self.padded(private, PADDED[2]);
+        let peer = self.pairs[at].peer.filter(|&peer| self.pairs[peer].phase == Phase::Asked);
+        if let Some(peer) = peer {
+            let reason = Rejection::Consumer(private);
+            self.soon(Step::Tell(peer, Event::Rejected { connection: id(peer), reason }));
+        }
+    }
+
+    /// An event reaches its owner, if that is still there.
+    pub(super) fn tell(&mut self, at: usize, event: Event) {
+        let pair = &mut self.pairs[at];
+        if pair.phase == Phase::Destroyed {
+            return;
+        }
+        if self.nodes[pair.node].is_removed && !matches!(event, Event::DeviceRemoved(_)) {
+            return;
+        }
+        pair.is_known = true;
+        match event {
+            Event::Resolved(_) => pair.phase = Phase::Idle,
+            Event::Rejected { .. } | Event::Failed { .. } => pair.phase = Phase::Ended,
+            _ => {}
+        }
+        let node = pair.node;
+        self.nodes[node].events.push_back(event);
+    }
+
+    /// Both ends are told, in any order and at any time; their queue pairs fail when they say so themselves.
+    fn end(&mut self, at: usize) {
+        if self.pairs[at].phase == Phase::Connected {
+            self.pairs[at].phase = Phase::Ended;
+            self.soon(Step::Tell(at, Event::Disconnected(id(at))));
+        }
+    }
+
+    pub(super) fn disconnect(&mut self, node: usize, connection: ConnectionId) {
+        let Some(at) = self.live(node, connection, "disconnecting") else { return };
+        self.fail_pair(at);
+        self.end(at);
+        if let Some(peer) = self.pairs[at].peer {
+            self.end(peer);
+        }
+    }
+
+    /// The network ends a connection.
+    pub(super) fn cut(&mut self, at: usize) {
+        self.fail_pair(at);
+        self.end(at);
+        if let Some(peer) = self.pairs[at].peer {
+            self.fail_pair(peer);
+            self.end(peer);
+        }
+    }
+
+    pub(super) fn cut_all(&mut self) {
+        for at in 0..self.pairs.len() {
+            if self.pairs[at].phase == Phase::Connected {
+                self.cut(at);
+            }
+        }
+    }
+
+    pub(super) fn destroy(&mut self, node: usize, connection: ConnectionId) {
+        let Some(at) = self.live(node, connection, "destroying") else { return };
+        let was_asked = self.pairs[at].phase;
+        let pair = &mut self.pairs[at];
+        pair.phase = Phase::Destroyed;
+        pair.state = PairState::Error;
+        pair.sends.clear();
+        pair.receives.clear();
+        let peer = pair.peer;
+        // Some devices take completions of a destroyed queue pair away, others leave them.
+        if self.random.below(2) == 0 {
+            let completions = &mut self.nodes[node].completions;
+            completions.retain(|(done, _)| done.connection != connection);
+        }
+        self.nodes[node].events.retain(|event| event.connection() != connection);
+        let Some(peer) = peer else { return };
+        match was_asked {
+            Phase::Connected => self.end(peer),
+            // A request that nobody has answered.
+            Phase::Idle if self.pairs[peer].phase == Phase::Asked => {
+                let why = "reaching the target";
+                self.soon(Step::Tell(peer, Event::Failed { connection: id(peer), why }));
+            }
+            _ => {}
+        }
+    }
+
+    /// The device is gone: its connections are told so, and no completion comes any longer.
+    pub(super) fn remove_node(&mut self, node: usize) {
+        if std::mem::replace(&mut self.nodes[node].is_removed, true) {
+            return;
+        }
+        self.nodes[node].completions.clear();
+        for at in 0..self.pairs.len() {
+            let pair = &self.pairs[at];
+            // A request that its target has not seen yet is never seen.
+            if pair.node != node || pair.phase == Phase::Destroyed || !pair.is_known {
+                continue;
+            }
+            self.pairs[at].state = PairState::Error;
+            self.soon(Step::Tell(at, Event::DeviceRemoved(id(at))));
+            if let Some(peer) = self.pairs[at].peer {
+                self.end(peer);
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Registered memory of a simulated device: keys, ranges, permissions.
+
+use crate::verbs::{Access, Region};
+
+/// Bytes between the addresses of two registrations, so that an address past the end is nobody's.
+const GAP: u64 = 1 << 16;
+/// The keys of windows begin here.
+const WINDOWS: u32 = 1 << 31;
+
+#[derive(Debug)]
+struct Registration {
+    key: u32,
+    address: u64,
+    bytes: Vec<u8>,
+    access: Access,
+}
+
+/// A key for a part of a registration.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    key: u32,
+    region: u32,
+    address: u64,
+    len: u32,
+    access: Access,
+}
+
+/// All memory of a device. The upper bits of a key say where its registration is, the lowest eight how often that place
+/// was used.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    registrations: Vec<Option<Registration>>,
+    windows: Vec<Window>,
+    free: Vec<u32>,
+    uses: u32,
+    next_address: u64,
+    next_window: u32,
+}
+
+impl Memory {
+    pub(super) fn register(&mut self, len: u32, access: Access) -> Region {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.registrations.push(None);
+            u32::try_from(self.registrations.len() - 1).unwrap_or(0)
+        });
+        self.uses += 1;
+        let key = (place + 1) << 8 | (self.uses & 0xff);
+        self.next_address += GAP;
+        let address = self.next_address;
+        self.next_address += u64::from(len);
+        let bytes = vec![0; index(len)];
+        self.registrations[index(place)] = Some(Registration { key, address, bytes, access });
+        Region { address, len, lkey: key, rkey: key }
+    }
+
+    /// Gives whether it was there.
+    pub(super) fn deregister(&mut self, region: &Region) -> bool {
+        let Some(place) = self.place(region.lkey) else { return false };
+        self.registrations[index(place)] = None;
+        self.windows.retain(|window| window.region != region.lkey);
+        self.free.push(place);
+        true
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.registrations.iter().flatten().count()
+    }
+
+    pub(super) fn bind(&mut self, region: &Region, offset: u32, len: u32, access: Access) -> u32 {
+        let part = region.slice(offset, len);
+        self.next_window += 1;
+        let key = WINDOWS | self.next_window;
+        let window = Window { key, region: region.lkey, address: part.address, len, access };
+        self.windows.push(window);
+        key
+    }
+
+    /// Gives whether there was such a key that can be ended.
+    pub(super) fn unbind(&mut self, key: u32) -> bool {
+        let place = self.windows.iter().position(|window| window.key == key);
+        place.map(|place| self.windows.swap_remove(place)).is_some()
+    }
+
+    fn place(&self, key: u32) -> Option<u32> {
+        let place = (key >> 8).checked_sub(1)?;
+        let registration = self.registrations.get(index(place))?.as_ref()?;
+        (registration.key == key).then_some(place)
+    }
+
+    fn registration(&self, key: u32) -> Option<&Registration> {
+        self.registrations[index(self.place(key)?)].as_ref()
+    }
+
+    /// The memory at an address by a key of this end.
+    pub(super) fn local(
+        &mut self,
+        key: u32,
+        address: u64,
+        len: u32,
+        write: bool,
+    ) -> Option<&mut [u8]> {
+        self.range(key, address, len, |access| !write || access.local_write)
+    }
+
+    /// The bytes at an address by a key of this end.
+    pub(super) fn peek(&self, key: u32, address: u64, len: u32) -> Option<&[u8]> {
+        let registration = self.registration(key)?;
+        let start = usize::try_from(address.checked_sub(registration.address)?).ok()?;
+        registration.bytes.get(start..start.checked_add(index(len))?)
+    }
+
+    /// Whether this end's memory is open to writes of the peer.
+    pub(super) fn is_open_to_writes(&self, key: u32) -> bool {
+        self.registration(key).is_some_and(|registration| registration.access.remote_write)
+    }
+
+    /// The memory at an address by a key that the peer has.
+    pub(super) fn remote(
+        &mut self,
+        key: u32,
+        address: u64,
+        len: u32,
+        write: bool,
+    ) -> Option<&mut [u8]> {
+        let allowed =
+            |access: &Access| if write { access.remote_write } else { access.remote_read };
+        if key & WINDOWS == 0 {
+            return self.range(key, address, len, allowed);
+        }
+        let window = *self.windows.iter().find(|window| window.key == key)?;
+        let start = address.checked_sub(window.address)?;
+        let fits = start.checked_add(len.into()).is_some_and(|end| end <= window.len.into());
+        if !fits || !allowed(&window.access) {
+            return None;
+        }
+        self.range(window.region, address, len, |_| true)
+    }
+
+    fn range(
+        &mut self,
+        key: u32,
+        address: u64,
+        len: u32,
+        allowed: impl Fn(&Access) -> bool,
+    ) -> Option<&mut [u8]> {
+        let place = self.place(key)?;
+        let registration = self.registrations[index(place)].as_mut()?;
+        if !allowed(&registration.access) {
+            return None;
+        }
+        let start = usize::try_from(address.checked_sub(registration.address)?).ok()?;
+        let end = start.checked_add(usize::try_from(len).ok()?)?;
+        registration.bytes.get_mut(start..end)
+    }
+
+    /// The bytes of a registration from an offset on.
+    ///
+    /// # Panics
+    /// When it has ended, or is shorter: bugs of the caller that would be wild reads with a device.
+    fn bytes(&self, region: &Region, offset: u32, len: usize) -> &[u8] {
+        let Some(registration) = self.registration(region.lkey) else {
+            unreachable!("memory is touched after its registration has ended")
+        };
+        &registration.bytes[index(offset)..index(offset) + len]
+    }
+
+    pub(super) fn copy_out(&self, region: &Region, offset: u32, into: &mut [u8]) {
+        into.copy_from_slice(self.bytes(region, offset, into.len()));
+    }
+
+    pub(super) fn copy_in(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let place = self.range(region.lkey, region.address + u64::from(offset), len, |_| true);
+        let Some(place) = place else {
+            unreachable!("memory is touched outside its registration or after its end")
+        };
+        place.copy_from_slice(bytes);
+    }
+}
+
+fn index(place: u32) -> usize {
+    usize::try_from(place).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_ranges_and_permissions_are_checked() {
+        let mut memory = Memory::default();
+        let host = memory.register(4096, Access::HOST_DATA);
+        let local = memory.register(4096, Access::LOCAL);
+        assert!(memory.remote(host.rkey, host.address, 4096, true).is_some());
+        for (address, len) in
+            [(host.address, 4097), (host.address - 1, 1), (host.address + 4096, 1), (u64::MAX, 2)]
+        {
+            assert!(memory.remote(host.rkey, address, len, false).is_none(), "{address:x} {len}");
+        }
+        assert!(memory.remote(local.rkey, local.address, 1, false).is_none(), "not for the peer");
+        assert!(memory.remote(host.rkey, local.address, 1, false).is_none(), "another's address");
+        assert!(memory.local(local.lkey, local.address, 4096, true).is_some());
+        let read_only = Access { remote_read: true, ..Access::default() };
+        let window = memory.bind(&host, 512, 512, read_only);
+        assert!(memory.remote(window, host.address + 512, 512, false).is_some());
+        assert!(memory.remote(window, host.address + 512, 513, false).is_none());
+        assert!(memory.remote(window, host.address + 512, 1, true).is_none(), "it is for reading");
+        assert!(memory.unbind(window) && !memory.unbind(window));
+        assert!(memory.remote(window, host.address + 512, 1, false).is_none());
+        assert!(memory.deregister(&host) && !memory.deregister(&host));
+        assert!(memory.remote(host.rkey, host.address, 1, false).is_none());
+        let again = memory.register(4096, Access::HOST_DATA);
+        assert_ne!(again.rkey, host.rkey, "a key is not used again soon");
+    }
+}

@@ -1,0 +1,367 @@
+//! All queues of a host on one core and one device: connecting step by step, deadlines, drained ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use raceline_proto::rdma::{AcceptData, QueueRequest, RejectData, RejectStatus};
+
+use crate::Loss;
+use crate::host_queue::{HostEvent, HostQueue, HostQueueConfig};
+use crate::verbs::{
+    Access, Completion, ConnectionId, Event, PairConfig, Provider, ProviderError, Region, Rejection,
+};
+
+/// Each step of connecting has this long.
+const STEP: Duration = Duration::from_secs(3);
+/// After this time nobody waits for the completions of a queue pair that has ended.
+const DRAIN: Duration = Duration::from_secs(1);
+/// Completions that one call of [`HostPort::poll`] takes at most.
+const COMPLETIONS_PER_POLL: usize = 64;
+
+/// A queue to connect.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectConfig {
+    /// The target's listener.
+    pub address: SocketAddr,
+    /// What the target is asked for. Commands outstanding are one fewer than the entries, and receives as many.
+    pub request: QueueRequest,
+    /// Bytes of a capsule: IOCCSZ * 16; 64 on the admin queue.
+    pub capsule_len: u32,
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The target refuses the queue.
+    #[error("the target rejected the queue: {0}")]
+    Rejected(RejectStatus),
+    /// The target still has an older connection of the same numbers.
+    #[error("the target still has a connection from before; try again shortly")]
+    Stale,
+    /// The connection manager refuses.
+    #[error(
+        "the connection manager rejected the connection (status {0}); is there a listener for RDMA at the address?"
+    )]
+    Manager(i32),
+    /// A step failed.
+    #[error("{0} failed")]
+    Failed(&'static str),
+    /// A step took too long.
+    #[error("{0} took longer than 3 s")]
+    TimedOut(&'static str),
+    /// This end's device refuses.
+    #[error("{0}")]
+    Provider(ProviderError),
+}
+
+impl ConnectError {
+    /// Whether the same may succeed shortly.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Stale)
+    }
+}
+
+/// What a port tells.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HostPortEvent {
+    /// Commands can be sent.
+    Connected,
+    /// There is no connection.
+    Failed(ConnectError),
+    /// Of the queue.
+    Queue(HostEvent),
+    /// Nothing is left of the connection.
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Resolving { since: Instant },
+    Connecting { since: Instant },
+    Live,
+    Draining { since: Instant },
+}
+
+#[derive(Debug)]
+struct Connection {
+    stage: Stage,
+    config: ConnectConfig,
+    queue: Option<HostQueue>,
+    regions: Vec<Region>,
+    is_dirty: bool,
+}
+
+/// All queues of a host on one core and one device.
+#[derive(Debug)]
+pub struct HostPort<P> {
+    provider: P,
+    connections: BTreeMap<ConnectionId, Connection>,
+    events: VecDeque<(ConnectionId, HostPortEvent)>,
+    completions: Vec<Completion>,
+    dirty: Vec<ConnectionId>,
+}
+
+impl<P: Provider> HostPort<P> {
+    /// A port on a device.
+    pub fn new(provider: P) -> Self {
+        Self {
+            provider,
+            connections: BTreeMap::new(),
+            events: VecDeque::new(),
+            completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
+            dirty: Vec::new(),
+        }
+    }
+
+    /// The device, to register memory for data.
+    pub fn provider(&mut self) -> &mut P {
+        &mut self.provider
+    }
+
+    /// Connections, those that are ending included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Begins a connection.
+    ///
+    /// # Errors
+    /// When the device does not reach the address.
+    pub fn connect(
+        &mut self,
+        config: ConnectConfig,
+        now: Instant,
+    ) -> Result<ConnectionId, ConnectError> {
+        let id = self.provider.resolve(config.address).map_err(ConnectError::Provider)?;
+        let stage = Stage::Resolving { since: now };
+        let connection =
+            Connection { stage, config, queue: None, regions: Vec::new(), is_dirty: false };
+        self.connections.insert(id, connection);
+        Ok(id)
+    }
+
+    /// A queue that is connected, and the device, to submit commands. They leave with the next [`Self::poll`].
+    pub fn queue(&mut self, id: ConnectionId) -> Option<(&mut HostQueue, &mut P)> {
+        let connection = self.connections.get_mut(&id)?;
+        if connection.stage != Stage::Live {
+            return None;
+        }
+        if !connection.is_dirty {
+            connection.is_dirty = true;
+            self.dirty.push(id);
+        }
+        Some((connection.queue.as_mut()?, &mut self.provider))
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<(ConnectionId, HostPortEvent)> {
+        self.events.pop_front()
+    }
+
+    /// Takes events and completions, and posts what there is to post.
+    pub fn poll(&mut self, now: Instant) {
+        while let Some(event) = self.provider.next_event() {
+            self.handle_event(event, now);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.provider.poll(&mut completions);
+        for done in completions.drain(..) {
+            let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
+            let Some(queue) = &mut connection.queue else { continue };
+            queue.handle_completion(&self.provider, &done);
+            if !connection.is_dirty {
+                connection.is_dirty = true;
+                self.dirty.push(done.connection);
+            }
+        }
+        self.completions = completions;
+        while let Some(id) = self.dirty.pop() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.is_dirty = false;
+            if let Some(queue) = &mut connection.queue {
+                queue.flush(&mut self.provider);
+            }
+            self.tell(id);
+            self.advance(id, now);
+        }
+    }
+
+    /// Looks at the deadlines of all connections. Call it every second or so.
+    pub fn check_deadlines(&mut self, now: Instant) {
+        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in ids {
+            let Some(connection) = self.connections.get(&id) else { continue };
+            match connection.stage {
+                Stage::Resolving { since } if now >= since + STEP => {
+                    self.fail(id, ConnectError::TimedOut("resolving the address"));
+                }
+                Stage::Connecting { since } if now >= since + STEP => {
+                    self.fail(id, ConnectError::TimedOut("connecting"));
+                }
+                Stage::Draining { since } if now >= since + DRAIN => self.finish(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends a connection from this end.
+    pub fn close(&mut self, id: ConnectionId, now: Instant) {
+        self.lose(id, Loss::Closed, now);
+    }
+
+    fn tell(&mut self, id: ConnectionId) {
+        let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(&id) else {
+            return;
+        };
+        while let Some(event) = queue.poll_event() {
+            self.events.push_back((id, HostPortEvent::Queue(event)));
+        }
+    }
+
+    fn handle_event(&mut self, event: Event, now: Instant) {
+        let id = event.connection();
+        let Some(connection) = self.connections.get_mut(&id) else {
+            // Nobody listens here.
+            if let Event::Request { .. } = event {
+                self.provider.reject(id, &[]);
+                self.provider.destroy(id);
+            }
+            return;
+        };
+        match event {
+            Event::Resolved(_) => {
+                if let Stage::Resolving { .. } = connection.stage
+                    && let Err(error) = self.begin(id, now)
+                {
+                    self.fail(id, error);
+                }
+            }
+            Event::Established { private, .. } => {
+                if let Stage::Connecting { .. } = connection.stage {
+                    connection.stage = Stage::Live;
+                    // CRQSIZE is information; hosts take what they have asked for.
+                    let _ = AcceptData::parse(&private);
+                    self.events.push_back((id, HostPortEvent::Connected));
+                }
+            }
+            Event::Rejected { reason, .. } => {
+                let error = match reason {
+                    Rejection::Stale => ConnectError::Stale,
+                    Rejection::Manager(status) => ConnectError::Manager(status),
+                    Rejection::Consumer(private) => ConnectError::Rejected(
+                        RejectData::parse(&private).unwrap_or(RejectStatus::Other(0)),
+                    ),
+                };
+                self.refused(id, error, now);
+            }
+            Event::Failed { why, .. } => self.refused(id, ConnectError::Failed(why), now),
+            Event::Disconnected(_) => self.lose(id, Loss::Disconnected, now),
+            Event::DeviceRemoved(_) => {
+                self.lose(id, Loss::DeviceRemoved, now);
+                self.finish(id);
+            }
+            Event::Request { .. } => {}
+        }
+    }
+
+    /// The address is known: makes the queue pair, posts the receives, and asks.
+    fn begin(&mut self, id: ConnectionId, now: Instant) -> Result<(), ConnectError> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let config = connection.config;
+        let can = self.provider.capabilities();
+        let entries = u16::try_from(config.request.entries).unwrap_or(u16::MAX);
+        let commands = entries.saturating_sub(1).max(1);
+        let bytes = [
+            HostQueueConfig::capsule_bytes(commands, config.capsule_len),
+            HostQueueConfig::response_bytes(commands),
+        ];
+        for bytes in bytes {
+            let region = self.provider.register(bytes, Access::LOCAL);
+            connection.regions.push(region.map_err(ConnectError::Provider)?);
+        }
+        let (sends, receives) = (commands.into(), commands.into());
+        let pair = PairConfig { sends, receives, inline_bytes: 64.min(can.inline_bytes) };
+        let made = self.provider.create_pair(id, &pair).map_err(ConnectError::Provider)?;
+        let queue_config = HostQueueConfig {
+            commands,
+            capsule_len: config.capsule_len,
+            inline_bytes: made.inline_bytes,
+            capsules: connection.regions[0],
+            responses: connection.regions[1],
+        };
+        let mut queue = HostQueue::new(id, queue_config);
+        let posted = queue.post_receives(&mut self.provider);
+        connection.queue = Some(queue);
+        posted.map_err(|_| ConnectError::Failed("posting receives"))?;
+        let reads = can.reads_answered.max(1);
+        self.provider
+            .connect(id, &config.request.to_bytes(), reads)
+            .map_err(ConnectError::Provider)?;
+        connection.stage = Stage::Connecting { since: now };
+        Ok(())
+    }
+
+    fn refused(&mut self, id: ConnectionId, error: ConnectError, now: Instant) {
+        let stage = self.connections.get(&id).map(|connection| connection.stage);
+        match stage {
+            Some(Stage::Resolving { .. } | Stage::Connecting { .. }) => self.fail(id, error),
+            _ => self.lose(id, Loss::Disconnected, now),
+        }
+    }
+
+    /// There is no connection: nothing but receives is posted, and they go with the queue pair.
+    fn fail(&mut self, id: ConnectionId, error: ConnectError) {
+        self.provider.destroy(id);
+        let Some(connection) = self.connections.remove(&id) else { return };
+        for region in connection.regions {
+            self.provider.deregister(region);
+        }
+        self.events.push_back((id, HostPortEvent::Failed(error)));
+    }
+
+    fn lose(&mut self, id: ConnectionId, loss: Loss, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match (&mut connection.queue, connection.stage) {
+            (Some(queue), Stage::Live | Stage::Draining { .. }) => queue.close(loss),
+            _ => return self.fail(id, ConnectError::Failed("connecting")),
+        }
+        self.tell(id);
+        self.advance(id, now);
+    }
+
+    /// Takes the next step of a connection that ends.
+    fn advance(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(queue) = &connection.queue else { return };
+        if queue.loss().is_none() {
+            return;
+        }
+        if connection.stage == Stage::Live {
+            self.provider.disconnect(id);
+            connection.stage = Stage::Draining { since: now };
+        }
+        if queue.is_drained() {
+            self.finish(id);
+        }
+    }
+
+    /// Destroys the queue pair, after which nothing reaches memory, and ends its commands.
+    fn finish(&mut self, id: ConnectionId) {
+        if !self.connections.contains_key(&id) {
+            return;
+        }
+        self.provider.destroy(id);
+        if let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(&id) {
+            queue.end();
+        }
+        self.tell(id);
+        let Some(connection) = self.connections.remove(&id) else { return };
+        for region in connection.regions {
+            self.provider.deregister(region);
+        }
+        self.events.push_back((id, HostPortEvent::Closed));
+    }
+}

@@ -1,0 +1,369 @@
+//! All queues of a target on one core and one device: requests, grants, deadlines, drained ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::{ControllerId, QueueId};
+use raceline_proto::rdma::{
+    AcceptData, CapsuleLimits, Grant, GrantLimits, QueueRequest, RejectData, RejectStatus,
+};
+use zerocopy::IntoBytes;
+
+use crate::Loss;
+use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
+use crate::verbs::{Access, Completion, ConnectionId, Event, PairConfig, Provider, Region};
+
+/// Completions that one call of [`TargetPort::poll`] takes at most.
+const COMPLETIONS_PER_POLL: usize = 64;
+/// Events of the connection manager that one call takes at most, so that a storm of them does not stop the queues.
+const EVENTS_PER_POLL: usize = 16;
+
+/// What a port allows.
+#[derive(Clone, Copy, Debug)]
+pub struct PortConfig {
+    /// Most of what a queue is granted.
+    pub grant: GrantLimits,
+    /// Capsules of I/O queues.
+    pub io: CapsuleLimits,
+    /// Connections at a time, those that are ending included.
+    pub connections: usize,
+    /// A host that has taken nothing for this long has lost its queue.
+    pub stuck_after: Duration,
+    /// An accepted connection must be established within this time.
+    pub establish_within: Duration,
+    /// After this time nobody waits for the completions of a queue pair that has ended.
+    pub drain_within: Duration,
+}
+
+/// What a port tells.
+#[derive(Debug, PartialEq, Eq)]
+pub enum TargetPortEvent {
+    /// A host has a queue. Commands may come before the connection manager says that it is established.
+    Accepted {
+        /// Where it was listened.
+        listener: SocketAddr,
+        /// Which queue.
+        qid: QueueId,
+        /// The controller of an I/O queue, from a host that says it.
+        cntlid: Option<ControllerId>,
+        /// Its sizes.
+        grant: Grant,
+    },
+    /// Of the queue.
+    Queue(TargetEvent),
+    /// Nothing is left of the connection.
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Accepted {
+        since: Instant,
+    },
+    Live,
+    /// The queue pair has ended, and its completions are awaited.
+    Draining {
+        since: Instant,
+    },
+    /// The queue pair is no more; the driver still has commands.
+    Destroyed,
+}
+
+#[derive(Debug)]
+struct Connection {
+    queue: TargetQueue,
+    stage: Stage,
+    regions: Vec<Region>,
+    /// Completions that it can have at a time.
+    completions: u32,
+    /// How far the host had come, and when that was first seen.
+    progress: (u64, Instant),
+    /// It has something to flush or to tell.
+    is_dirty: bool,
+}
+
+/// All queues of a target on one core and one device.
+#[derive(Debug)]
+pub struct TargetPort<P> {
+    provider: P,
+    config: PortConfig,
+    connections: BTreeMap<ConnectionId, Connection>,
+    events: VecDeque<(ConnectionId, TargetPortEvent)>,
+    completions: Vec<Completion>,
+    /// Completions that all connections can have at a time.
+    promised: u32,
+    dirty: Vec<ConnectionId>,
+    rejected: u64,
+}
+
+impl<P: Provider> TargetPort<P> {
+    /// A port on a device.
+    pub fn new(provider: P, config: PortConfig) -> Self {
+        Self {
+            provider,
+            config,
+            connections: BTreeMap::new(),
+            events: VecDeque::new(),
+            completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
+            promised: 0,
+            dirty: Vec::new(),
+            rejected: 0,
+        }
+    }
+
+    /// The device, to listen and to register memory for data.
+    pub fn provider(&mut self) -> &mut P {
+        &mut self.provider
+    }
+
+    /// A queue, to read host data and to respond. What it has to post leaves with the next [`Self::poll`] or [`Self::flush`].
+    pub fn queue(&mut self, id: ConnectionId) -> Option<&mut TargetQueue> {
+        let connection = self.connections.get_mut(&id)?;
+        if !connection.is_dirty {
+            connection.is_dirty = true;
+            self.dirty.push(id);
+        }
+        Some(&mut connection.queue)
+    }
+
+    /// A queue and the device, to read what came in a capsule.
+    pub fn queue_and_provider(&mut self, id: ConnectionId) -> Option<(&mut TargetQueue, &mut P)> {
+        self.queue(id)?;
+        let connection = self.connections.get_mut(&id)?;
+        Some((&mut connection.queue, &mut self.provider))
+    }
+
+    /// Connections, those that are ending included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Requests that were refused.
+    #[must_use]
+    pub fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<(ConnectionId, TargetPortEvent)> {
+        self.events.pop_front()
+    }
+
+    /// Takes events and completions, and posts what they lead to.
+    pub fn poll(&mut self, now: Instant) {
+        for _ in 0..EVENTS_PER_POLL {
+            let Some(event) = self.provider.next_event() else { break };
+            self.handle_event(event, now);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        self.provider.poll(&mut completions);
+        for done in completions.drain(..) {
+            // Completions of a queue pair that was destroyed name a connection that is no more.
+            let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
+            connection.queue.handle_completion(&self.provider, &done);
+            if !connection.is_dirty {
+                connection.is_dirty = true;
+                self.dirty.push(done.connection);
+            }
+        }
+        self.completions = completions;
+        self.settle(now);
+    }
+
+    /// Posts what drivers have given to queues, and tells what that leads to.
+    pub fn settle(&mut self, now: Instant) {
+        while let Some(id) = self.dirty.pop() {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.is_dirty = false;
+            connection.queue.flush(&mut self.provider);
+            self.tell(id);
+            self.advance(id, now);
+        }
+    }
+
+    fn tell(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        while let Some(event) = connection.queue.poll_event() {
+            self.events.push_back((id, TargetPortEvent::Queue(event)));
+        }
+    }
+
+    /// Looks at the deadlines of all connections. Call it every second or so.
+    pub fn check_deadlines(&mut self, now: Instant) {
+        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.check_deadline(id, now);
+            self.tell(id);
+            self.advance(id, now);
+        }
+    }
+
+    fn check_deadline(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match connection.stage {
+            Stage::Accepted { since } if now >= since + self.config.establish_within => {
+                connection.queue.close(Loss::Disconnected);
+            }
+            Stage::Draining { since } if now >= since + self.config.drain_within => {
+                self.provider.destroy(id);
+                connection.queue.give_up();
+                connection.stage = Stage::Destroyed;
+            }
+            _ => {}
+        }
+        let progress = connection.queue.progress();
+        if !connection.queue.awaits_host() || progress != connection.progress.0 {
+            connection.progress = (progress, now);
+        } else if now >= connection.progress.1 + self.config.stuck_after {
+            connection.queue.close(Loss::Stuck);
+        }
+    }
+
+    /// Ends a queue from this end.
+    pub fn close(&mut self, id: ConnectionId, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.queue.close(Loss::Closed);
+        }
+        self.tell(id);
+        self.advance(id, now);
+    }
+
+    /// Takes the next step of a connection that ends.
+    fn advance(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(loss) = connection.queue.loss() else { return };
+        if matches!(connection.stage, Stage::Accepted { .. } | Stage::Live) {
+            if loss == Loss::DeviceRemoved {
+                self.provider.destroy(id);
+                connection.stage = Stage::Destroyed;
+            } else {
+                self.provider.disconnect(id);
+                connection.stage = Stage::Draining { since: now };
+            }
+        }
+        if !connection.queue.is_drained() {
+            return;
+        }
+        if connection.stage != Stage::Destroyed {
+            self.provider.destroy(id);
+        }
+        for region in std::mem::take(&mut connection.regions) {
+            self.provider.deregister(region);
+        }
+        self.promised -= connection.completions;
+        self.connections.remove(&id);
+        self.events.push_back((id, TargetPortEvent::Closed));
+    }
+
+    fn handle_event(&mut self, event: Event, now: Instant) {
+        let id = event.connection();
+        match event {
+            Event::Request { listener, private, host_reads, .. } => {
+                let mut regions = Vec::new();
+                let asked = (listener, &private[..], host_reads);
+                if let Err(status) = self.admit(id, asked, &mut regions, now) {
+                    self.rejected += 1;
+                    self.provider.reject(id, RejectData::new(status).as_bytes());
+                    self.provider.destroy(id);
+                    for region in regions {
+                        self.provider.deregister(region);
+                    }
+                }
+            }
+            Event::Established { .. } => {
+                if let Some(connection) = self.connections.get_mut(&id)
+                    && matches!(connection.stage, Stage::Accepted { .. })
+                {
+                    connection.stage = Stage::Live;
+                }
+            }
+            Event::DeviceRemoved(_) => self.lose(id, Loss::DeviceRemoved, now),
+            Event::Disconnected(_) | Event::Rejected { .. } | Event::Failed { .. } => {
+                self.lose(id, Loss::Disconnected, now);
+            }
+            Event::Resolved(_) => {}
+        }
+    }
+
+    fn lose(&mut self, id: ConnectionId, loss: Loss, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.queue.close(loss);
+        if loss == Loss::DeviceRemoved && matches!(connection.stage, Stage::Draining { .. }) {
+            self.provider.destroy(id);
+            connection.stage = Stage::Destroyed;
+        }
+        self.tell(id);
+        self.advance(id, now);
+    }
+
+    /// Gives a host its queue. `regions` is the memory that was registered for it.
+    fn admit(
+        &mut self,
+        id: ConnectionId,
+        (listener, private, host_reads): (SocketAddr, &[u8], u8),
+        regions: &mut Vec<Region>,
+        now: Instant,
+    ) -> Result<(), RejectStatus> {
+        let request = QueueRequest::parse(private)?;
+        let can = self.provider.capabilities();
+        let mut limits = self.config.grant;
+        limits.reads = limits.reads.min(can.reads_begun).max(1);
+        let grant = request.grant(&limits, host_reads)?;
+        let limits = if request.qid.is_admin() {
+            CapsuleLimits::admin(self.config.io.transfer_bytes)
+        } else {
+            self.config.io
+        };
+        let sends = TargetQueueConfig::sends_for(grant.entries, &limits);
+        let completions = sends + u32::from(grant.entries);
+        // A completion queue that overflows ends all its queue pairs.
+        let fits = self.promised.checked_add(completions).is_some_and(|all| all <= can.completions);
+        if !fits || self.connections.len() >= self.config.connections || sends > can.work_requests {
+            return Err(RejectStatus::NoResources);
+        }
+        let capsules = TargetQueueConfig::capsule_bytes(grant.entries, &limits);
+        for bytes in [capsules, TargetQueueConfig::response_bytes(sends)] {
+            let region = self.provider.register(bytes, Access::LOCAL);
+            regions.push(region.map_err(|_| RejectStatus::NoResources)?);
+        }
+        let pair = PairConfig {
+            sends,
+            receives: grant.entries.into(),
+            inline_bytes: 16.min(can.inline_bytes),
+        };
+        let made = self.provider.create_pair(id, &pair);
+        let config = TargetQueueConfig {
+            entries: grant.entries,
+            limits,
+            reads: grant.reads,
+            sends,
+            inline: made.as_ref().is_ok_and(|made| made.inline_bytes >= 16),
+            invalidates: can.send_with_invalidate,
+            capsules: regions[0],
+            responses: regions[1],
+        };
+        let mut queue = TargetQueue::new(id, config);
+        let accepted = made.is_ok()
+            && queue.post_receives(&mut self.provider).is_ok()
+            && self
+                .provider
+                .accept(id, AcceptData::new(grant.entries).as_bytes(), grant.reads)
+                .is_ok();
+        if !accepted {
+            return Err(RejectStatus::NoResources);
+        }
+        self.promised += completions;
+        let stage = Stage::Accepted { since: now };
+        let regions = std::mem::take(regions);
+        let progress = (0, now);
+        let connection =
+            Connection { queue, stage, regions, completions, progress, is_dirty: false };
+        self.connections.insert(id, connection);
+        let (qid, cntlid) = (request.qid, request.cntlid);
+        let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
+        self.events.push_back((id, event));
+        Ok(())
+    }
+}

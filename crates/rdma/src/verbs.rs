@@ -1,0 +1,327 @@
+//! Work requests, completions, events of the connection manager, and the trait of those who carry them out.
+
+use std::net::SocketAddr;
+
+use raceline_proto::rdma::WorkStatus;
+
+/// Names a connection of a provider: an identifier of the connection manager, later with a queue pair. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub u32);
+
+/// What a registration allows besides local reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Receives and RDMA READs of this end may write it.
+    pub local_write: bool,
+    /// The peer may read it.
+    pub remote_read: bool,
+    /// The peer may write it.
+    pub remote_write: bool,
+}
+
+impl Access {
+    /// For data that only this end touches.
+    pub const LOCAL: Self = Self { local_write: true, remote_read: false, remote_write: false };
+    /// For a host's data: the controller moves them both ways.
+    pub const HOST_DATA: Self = Self { local_write: true, remote_read: true, remote_write: true };
+}
+
+/// Registered memory that the provider has allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// For work requests.
+    pub address: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Key for local use.
+    pub lkey: u32,
+    /// Key for the peer.
+    pub rkey: u32,
+}
+
+impl Region {
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When it is no part: that is a bug of the caller.
+    #[must_use]
+    pub fn slice(&self, offset: u32, len: u32) -> Slice {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= self.len), "{offset} + {len} of {}", self.len);
+        Slice { address: self.address + u64::from(offset), len, lkey: self.lkey }
+    }
+}
+
+/// Local memory of a work request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slice {
+    /// Where.
+    pub address: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Its registration.
+    pub lkey: u32,
+}
+
+/// What a request of the send queue does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A message. The peer's key in it is invalidated when the message is received.
+    Send {
+        /// The key.
+        invalidate: Option<u32>,
+    },
+    /// From local memory to the peer's.
+    Write {
+        /// The peer's address.
+        remote: u64,
+        /// The peer's key.
+        key: u32,
+    },
+    /// From the peer's memory to local memory.
+    Read {
+        /// The peer's address.
+        remote: u64,
+        /// The peer's key.
+        key: u32,
+    },
+}
+
+/// A request for the send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendWork {
+    /// Comes back in its completion.
+    pub id: u64,
+    /// What to do.
+    pub operation: Operation,
+    /// The local end.
+    pub local: Slice,
+    /// It has a completion also when it succeeds.
+    pub signalled: bool,
+    /// The bytes are taken when it is posted.
+    pub inline: bool,
+}
+
+/// A receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecvWork {
+    /// Comes back in its completion.
+    pub id: u64,
+    /// Where the message goes.
+    pub local: Slice,
+}
+
+/// The end of a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose.
+    pub connection: ConnectionId,
+    /// Of the request.
+    pub id: u64,
+    /// How it ended.
+    pub status: WorkStatus,
+    /// Bytes of the message, of a receive that succeeded.
+    pub bytes: u32,
+    /// The local key that the message invalidated.
+    pub invalidated: Option<u32>,
+}
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairConfig {
+    /// Requests in the send queue.
+    pub sends: u32,
+    /// Receives.
+    pub receives: u32,
+    /// Bytes of inline requests.
+    pub inline_bytes: u32,
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Entries of the completion queue, which all queue pairs of a provider share.
+    pub completions: u32,
+    /// Requests in one queue of a pair.
+    pub work_requests: u32,
+    /// RDMA READs of the peer that a queue pair answers at a time.
+    pub reads_answered: u8,
+    /// RDMA READs that a queue pair has under way at a time.
+    pub reads_begun: u8,
+    /// Bytes of inline requests.
+    pub inline_bytes: u32,
+    /// It can invalidate keys of the peer with a SEND.
+    pub send_with_invalidate: bool,
+    /// It is iWARP: memory for RDMA READs must be open to writes of the peer.
+    pub is_iwarp: bool,
+}
+
+/// An event of the connection manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Address and route of [`Provider::resolve`] are known.
+    Resolved(ConnectionId),
+    /// A host asks for a queue.
+    Request {
+        /// A new connection.
+        connection: ConnectionId,
+        /// The listener's address.
+        listener: SocketAddr,
+        /// Private data, maybe padded.
+        private: Vec<u8>,
+        /// RDMA READs that the host answers at a time.
+        host_reads: u8,
+    },
+    /// Both ends have agreed.
+    Established {
+        /// The connection.
+        connection: ConnectionId,
+        /// Private data of the accept, for a host.
+        private: Vec<u8>,
+    },
+    /// The peer, or its manager, refuses.
+    Rejected {
+        /// The connection.
+        connection: ConnectionId,
+        /// What for.
+        reason: Rejection,
+    },
+    /// It could not be made.
+    Failed {
+        /// The connection.
+        connection: ConnectionId,
+        /// What failed.
+        why: &'static str,
+    },
+    /// The peer or the network has ended it.
+    Disconnected(ConnectionId),
+    /// The device is gone: there may be no further completions.
+    DeviceRemoved(ConnectionId),
+}
+
+impl Event {
+    /// Of which connection it is.
+    #[must_use]
+    pub fn connection(&self) -> ConnectionId {
+        match self {
+            Self::Resolved(connection)
+            | Self::Disconnected(connection)
+            | Self::DeviceRemoved(connection)
+            | Self::Request { connection, .. }
+            | Self::Established { connection, .. }
+            | Self::Rejected { connection, .. }
+            | Self::Failed { connection, .. } => *connection,
+        }
+    }
+}
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// The peer still has an older connection of the same numbers: another attempt may succeed.
+    Stale,
+    /// The peer's program refuses, with this private data.
+    Consumer(Vec<u8>),
+    /// The connection manager refuses: nobody listens there, for instance.
+    Manager(i32),
+}
+
+/// A device or its manager refuses.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{what}: {why}")]
+pub struct ProviderError {
+    /// What was asked for.
+    pub what: &'static str,
+    /// Why not.
+    pub why: String,
+}
+
+/// The device took fewer requests than it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PostError {
+    /// The first of them are posted.
+    pub posted: usize,
+}
+
+/// One device, as one core uses it: one completion queue, one protection domain, its connections.
+///
+/// A connection of a host is resolved, gets its queue pair and its receives, and connects. A connection of a target comes
+/// with a request, gets its queue pair and its receives, and is accepted or rejected. Both are destroyed at the end.
+///
+/// Nothing here waits. Memory is given back by [`Provider::deregister`] only when no request can touch it.
+pub trait Provider {
+    /// What the device can do.
+    fn capabilities(&self) -> Capabilities;
+    /// Allocates and registers zeroed memory.
+    ///
+    /// # Errors
+    /// When the device or the memory's limit (RLIMIT_MEMLOCK) refuses.
+    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError>;
+    /// Ends a registration and frees its memory.
+    fn deregister(&mut self, region: Region);
+    /// Copies out of registered memory.
+    fn read(&self, region: &Region, offset: u32, into: &mut [u8]);
+    /// Copies into registered memory.
+    fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]);
+
+    /// Listens at an address of the device.
+    ///
+    /// # Errors
+    /// When it is not an address of the device, or in use.
+    fn listen(&mut self, address: SocketAddr) -> Result<(), ProviderError>;
+    /// Begins a connection of a host.
+    ///
+    /// # Errors
+    /// When the address cannot be reached by the device.
+    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError>;
+    /// Makes the queue pair of a connection; `inline_bytes` may become less.
+    ///
+    /// # Errors
+    /// When the device has no resources for it.
+    fn create_pair(
+        &mut self,
+        connection: ConnectionId,
+        config: &PairConfig,
+    ) -> Result<PairConfig, ProviderError>;
+    /// Asks the peer for a connection, answering up to `reads` RDMA READs at a time.
+    ///
+    /// # Errors
+    /// When the manager refuses.
+    fn connect(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError>;
+    /// Accepts a request, with up to `reads` RDMA READs under way.
+    ///
+    /// # Errors
+    /// When the peer is gone or the manager refuses.
+    fn accept(
+        &mut self,
+        connection: ConnectionId,
+        private: &[u8],
+        reads: u8,
+    ) -> Result<(), ProviderError>;
+    /// Refuses a request.
+    fn reject(&mut self, connection: ConnectionId, private: &[u8]);
+    /// Ends a connection: requests that are posted are flushed.
+    fn disconnect(&mut self, connection: ConnectionId);
+    /// Forgets a connection and its queue pair.
+    fn destroy(&mut self, connection: ConnectionId);
+    /// The next event of the connection manager.
+    fn next_event(&mut self) -> Option<Event>;
+
+    /// Posts requests in order.
+    ///
+    /// # Errors
+    /// When the device takes only the first of them.
+    fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError>;
+    /// Posts receives in order.
+    ///
+    /// # Errors
+    /// When the device takes only the first of them.
+    fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError>;
+    /// Appends completions that are there, up to the room of `into`.
+    fn poll(&mut self, into: &mut Vec<Completion>);
+}

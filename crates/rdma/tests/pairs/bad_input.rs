@@ -1,0 +1,314 @@
+//! Peers that keep no rule: the queue ends, nothing else does, and no memory beyond what was granted is touched.
+
+use std::time::Duration;
+
+use raceline_proto::nvme::{Cqe, QueueId};
+use raceline_proto::rdma::{AcceptData, KeyedBlock, QueueRequest, Violation, WorkStatus};
+use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
+use raceline_rdma::verbs::{
+    Access, Completion, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region,
+    SendWork,
+};
+use raceline_rdma::{HostTransfer, Loss};
+use zerocopy::IntoBytes;
+
+use super::support::{BLOCK, Host, Pair, READ, WRITE, address, io, port_config};
+
+/// Two connections, of which the second must not notice what the first does.
+fn two(profile: Profile) -> (Pair, ConnectionId) {
+    let mut pair = Pair::new(NetworkConfig { profile, ..NetworkConfig::default() }, port_config());
+    let first = pair.connect(&[1, 2])[0];
+    (pair, first)
+}
+
+/// The first connection ends, the second still works.
+fn only_the_first_ends(mut pair: Pair) -> Pair {
+    pair.settle(Duration::from_secs(2));
+    assert_eq!(pair.host.live.len(), 1, "one connection has ended");
+    let before = pair.host.completed;
+    for _ in 0..200 {
+        pair.host.submit(&mut pair.dice);
+        pair.step();
+    }
+    pair.settle(Duration::from_secs(1));
+    assert!(pair.host.completed > before + 20, "the other connection goes on");
+    pair
+}
+
+#[test]
+fn keys_and_ranges_that_were_not_granted() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        for opc in [READ, WRITE] {
+            for wrong in ["key", "beyond the end", "before the start", "far away"] {
+                let (mut pair, first) = two(profile);
+                let memory = pair.host.memory;
+                let mut block =
+                    KeyedBlock { address: memory.address, len: BLOCK, key: memory.rkey };
+                match wrong {
+                    "key" => block.key ^= 0x100,
+                    "beyond the end" => block.address += u64::from(memory.len) - 511,
+                    "before the start" => block.address -= 1,
+                    _ => block.address = u64::MAX - 100,
+                }
+                let transfer = HostTransfer::Keyed { block, invalidate: false };
+                let cid = pair.host.send(first, &io(opc, 0, 1), transfer).unwrap();
+                let mut pair = only_the_first_ends_of(pair, cid, first);
+                let failed = Loss::Work("a request to the host", WorkStatus::REM_ACCESS_ERR);
+                assert_eq!(pair.target.losses.len(), 1);
+                assert_eq!(pair.target.losses[0].1, failed, "{profile:?} {opc} {wrong}");
+                pair.host.losses.clear();
+                pair.end();
+            }
+        }
+    }
+}
+
+/// [`only_the_first_ends`], for a command that the host's model does not know.
+fn only_the_first_ends_of(
+    mut pair: Pair,
+    cid: raceline_proto::nvme::CommandId,
+    connection: ConnectionId,
+) -> Pair {
+    pair.host.expect_end(connection, cid);
+    only_the_first_ends(pair)
+}
+
+#[test]
+fn a_window_for_reading_is_not_written() {
+    let (mut pair, first) = two(Profile::Roce);
+    let memory = pair.host.memory;
+    let access = Access { remote_read: true, ..Access::default() };
+    let key = pair.host.port.provider().bind(&memory, 0, BLOCK, access);
+    let block = KeyedBlock { address: memory.address, len: BLOCK, key };
+    let before = bytes(pair.host.port.provider(), &memory);
+    let transfer = HostTransfer::Keyed { block, invalidate: true };
+    let cid = pair.host.send(first, &io(READ, 0, 1), transfer).unwrap();
+    pair.host.expect_end(first, cid);
+    pair.settle(Duration::from_secs(2));
+    assert_eq!(bytes(pair.host.port.provider(), &memory), before);
+    only_the_first_ends(pair).end();
+}
+
+fn bytes(device: &FakeDevice, region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(BLOCK.min(region.len)).unwrap()];
+    device.read(region, 0, &mut bytes);
+    bytes
+}
+
+// -------------------------------------------------------------------------- raw peers
+
+/// A peer that posts what it likes.
+struct Raw {
+    device: FakeDevice,
+    memory: Region,
+}
+
+impl Raw {
+    fn new(network: &Network) -> Self {
+        let mut device = network.add_device();
+        let memory = device.register(4096, Access::HOST_DATA).unwrap();
+        Self { device, memory }
+    }
+
+    /// Connects as a host, with as many receives. `pair` goes on meanwhile.
+    fn connect(&mut self, pair: &mut Pair, receives: u32) -> ConnectionId {
+        let id = self.device.resolve(address()).unwrap();
+        while self.device.next_event().is_none() {
+            assert!(pair.step(), "resolving stands still");
+        }
+        let config = PairConfig { sends: 64, receives: 64, inline_bytes: 64 };
+        self.device.create_pair(id, &config).unwrap();
+        for n in 0..receives {
+            let work = RecvWork { id: n.into(), local: self.memory.slice(2048 + n * 16, 16) };
+            self.device.post_recv(id, &[work]).unwrap();
+        }
+        let request = QueueRequest { qid: QueueId(3), receives: 16, entries: 16, cntlid: None };
+        self.device.connect(id, &request.to_bytes(), 4).unwrap();
+        loop {
+            match self.device.next_event() {
+                Some(Event::Established { .. }) => return id,
+                Some(other) => panic!("{other:?}"),
+                None => assert!(pair.step(), "connecting stands still"),
+            }
+        }
+    }
+
+    fn send(&mut self, id: ConnectionId, message: &[u8]) {
+        self.device.write(&self.memory, 0, message);
+        let len = u32::try_from(message.len()).unwrap();
+        let work = SendWork {
+            id: 1,
+            operation: Operation::Send { invalidate: None },
+            local: self.memory.slice(0, len),
+            signalled: true,
+            inline: len <= 64,
+        };
+        self.device.post_raw(id, work).unwrap();
+    }
+
+    fn completions(&mut self) -> Vec<Completion> {
+        let mut completions = Vec::with_capacity(64);
+        self.device.poll(&mut completions);
+        completions
+    }
+
+    fn leave(mut self, id: ConnectionId) {
+        self.device.destroy(id);
+        self.device.deregister(self.memory);
+    }
+}
+
+#[test]
+fn messages_that_are_no_capsules() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        for len in [0, 1, 63, 1024 + 65, 4096] {
+            let mut pair =
+                Pair::new(NetworkConfig { profile, ..NetworkConfig::default() }, port_config());
+            pair.connect(&[1]);
+            let mut raw = Raw::new(&pair.network);
+            let id = raw.connect(&mut pair, 8);
+            raw.send(id, &vec![0x40; len]);
+            pair.settle(Duration::from_secs(2));
+            let expected = if len < 64 {
+                Loss::Violation(Violation::CommandShort)
+            } else {
+                Loss::Work("a receive", WorkStatus::LOC_LEN_ERR)
+            };
+            assert_eq!(pair.target.losses[0].1, expected, "{len} bytes");
+            assert_eq!(pair.target.port.connections(), 1, "the other one");
+            raw.leave(id);
+            pair.end();
+        }
+    }
+}
+
+#[test]
+fn a_host_that_never_posts_receives() {
+    let mut pair = Pair::new(NetworkConfig::default(), port_config());
+    let mut raw = Raw::new(&pair.network);
+    let id = raw.connect(&mut pair, 0);
+    for n in 0..16u16 {
+        let mut sqe = io(READ, 0, 1);
+        sqe.cid = n.into();
+        sqe.flags = 0x40;
+        sqe.sgl1 = KeyedBlock { address: raw.memory.address, len: BLOCK, key: raw.memory.rkey }
+            .descriptor(false);
+        raw.send(id, sqe.as_bytes());
+    }
+    pair.settle(Duration::from_secs(10));
+    assert_eq!(pair.target.losses, [], "it has 30 s");
+    pair.settle(Duration::from_secs(40));
+    assert_eq!(pair.target.losses.len(), 1);
+    assert_eq!(pair.target.losses[0].1, Loss::Stuck);
+    assert_eq!(pair.target.port.connections(), 0);
+    raw.leave(id);
+    pair.end();
+}
+
+#[test]
+fn more_commands_than_entries_meet_no_receive() {
+    // In iWARP that ends the connection at once; in RoCE the host's device waits until there is one.
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let config = NetworkConfig { profile, ..NetworkConfig::default() };
+        let mut pair = Pair::new(config, port_config());
+        let mut raw = Raw::new(&pair.network);
+        let id = raw.connect(&mut pair, 60);
+        for n in 0..40u16 {
+            let mut sqe = io(READ, 0, 1);
+            sqe.cid = n.into();
+            sqe.flags = 0x40;
+            sqe.sgl1 = KeyedBlock::default().descriptor(false);
+            raw.send(id, sqe.as_bytes());
+        }
+        pair.settle(Duration::from_secs(2));
+        let completions = [raw.completions(), raw.completions()].concat();
+        let answers = completions.iter().filter(|done| done.bytes == 16).count();
+        match profile {
+            Profile::Roce => assert_eq!((answers, pair.target.losses.len()), (40, 0)),
+            Profile::Iwarp => assert_eq!(pair.target.losses.len(), 1),
+        }
+        raw.leave(id);
+        pair.settle(Duration::from_secs(5));
+        pair.end();
+    }
+}
+
+/// A target that answers one command with whatever it likes.
+fn evil_target(answer: impl Fn(&mut Host, &mut Raw, ConnectionId, [u8; 16])) -> Vec<Loss> {
+    let network = Network::new(NetworkConfig::default());
+    let mut raw = Raw::new(&network);
+    raw.device.listen(address()).unwrap();
+    let mut host = Host::new(network.add_device());
+    let start = std::time::Instant::now();
+    host.connect(1, start).unwrap();
+    let mut accepted = None;
+    let mut sent = None;
+    for _ in 0..1000 {
+        network.step();
+        host.poll(start);
+        if let Some(Event::Request { connection, .. }) = raw.device.next_event() {
+            let config = PairConfig { sends: 8, receives: 8, inline_bytes: 16 };
+            raw.device.create_pair(connection, &config).unwrap();
+            let work = RecvWork { id: 0, local: raw.memory.slice(1024, 1024) };
+            raw.device.post_recv(connection, &[work]).unwrap();
+            raw.device.accept(connection, AcceptData::new(8).as_bytes(), 1).unwrap();
+            accepted = Some(connection);
+        }
+        if let (Some(&live), None) = (host.live.first(), sent) {
+            let memory = host.memory;
+            let key = host.port.provider().bind(&memory, 0, BLOCK, Access::HOST_DATA);
+            let block = KeyedBlock { address: memory.address, len: BLOCK, key };
+            let transfer = HostTransfer::Keyed { block, invalidate: true };
+            let cid = host.send(live, &io(READ, 0, 1), transfer).unwrap();
+            host.expect_end(live, cid);
+            sent = Some(cid);
+        }
+        if let (Some(connection), Some(cid)) = (accepted, sent)
+            && raw.completions().iter().any(|done| done.bytes >= 64)
+        {
+            let cqe = Cqe { cid, ..Cqe::default() };
+            answer(&mut host, &mut raw, connection, cqe.to_bytes());
+        }
+    }
+    for _ in 0..10 {
+        host.port.check_deadlines(start + Duration::from_secs(60));
+        host.poll(start + Duration::from_secs(60));
+    }
+    assert_eq!(host.outstanding(), 0);
+    host.losses
+}
+
+fn send_with(raw: &mut Raw, id: ConnectionId, message: &[u8], invalidate: Option<u32>) {
+    raw.device.write(&raw.memory, 0, message);
+    let local = raw.memory.slice(0, u32::try_from(message.len()).unwrap());
+    let operation = Operation::Send { invalidate };
+    let work = SendWork { id: 9, operation, local, signalled: true, inline: false };
+    raw.device.post_raw(id, work).unwrap();
+}
+
+#[test]
+fn responses_that_no_controller_sends() {
+    let losses = evil_target(|_, raw, id, cqe| send_with(raw, id, &cqe[..15], None));
+    assert_eq!(losses, [Loss::Violation(Violation::ResponseLength)]);
+    let losses = evil_target(|_, raw, id, mut cqe| {
+        cqe[12] ^= 1;
+        send_with(raw, id, &cqe, None);
+    });
+    assert_eq!(losses, [Loss::Violation(Violation::ResponseUnknown)]);
+    // The key of another command of the host.
+    let losses = evil_target(|host, raw, id, cqe| {
+        let memory = host.memory;
+        let other = host.port.provider().bind(&memory, 0, BLOCK, Access::HOST_DATA);
+        send_with(raw, id, &cqe, Some(other));
+    });
+    assert_eq!(losses, [Loss::Violation(Violation::KeyInvalidated)]);
+    // A key that cannot be invalidated: the host's device ends the queue pair.
+    let losses = evil_target(|host, raw, id, cqe| {
+        let key = host.memory.rkey;
+        send_with(raw, id, &cqe, Some(key));
+    });
+    assert_eq!(losses, [Loss::Work("a receive", WorkStatus::LOC_ACCESS_ERR)]);
+    let losses =
+        evil_target(|_, raw, id, cqe| send_with(raw, id, &[&cqe[..], &[0]].concat(), None));
+    assert_eq!(losses, [Loss::Work("a receive", WorkStatus::LOC_LEN_ERR)]);
+}

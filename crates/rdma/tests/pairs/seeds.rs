@@ -1,0 +1,95 @@
+//! Many seeds: reads and writes of every kind, checked, while the network fails in every way.
+
+use std::time::Duration;
+
+use raceline_rdma::fake::{Faults, NetworkConfig, Profile};
+
+use super::support::{Dice, Pair, port_config};
+
+/// Seeds without being asked for more (`RACELINE_RDMA_SEEDS`).
+const SEEDS: u64 = 300;
+/// Commands of each.
+const COMMANDS: u64 = 120;
+
+fn config(seed: u64) -> NetworkConfig {
+    let mut dice = Dice::new(seed ^ 0x5eed);
+    let mut rare = |most: u32| if dice.below(3) == 0 { 1 + dice.below(most) + most / 4 } else { 0 };
+    let faults = Faults {
+        lost_peer: rare(400),
+        refused_post: rare(400),
+        stale: rare(8),
+        lost_accept: rare(8),
+        cut: rare(2000),
+        removal: 0,
+    };
+    NetworkConfig {
+        seed,
+        profile: if seed.is_multiple_of(2) { Profile::Roce } else { Profile::Iwarp },
+        delay: Duration::from_micros([0, 5, 100, 3000][usize::try_from(seed / 2 % 4).unwrap()]),
+        reads: [1, 2, 16][usize::try_from(seed % 3).unwrap()],
+        faults: if seed.is_multiple_of(5) { Faults::default() } else { faults },
+        ..NetworkConfig::default()
+    }
+}
+
+/// One seed; gives commands that completed and commands that were lost.
+fn run(seed: u64) -> (u64, u64) {
+    let config = config(seed);
+    let mut pair = Pair::new(config, port_config());
+    let mut steps = 0u64;
+    while pair.host.completed + pair.host.ended < COMMANDS {
+        steps += 1;
+        assert!(steps < 400_000, "{} commands in so many steps", pair.host.completed);
+        let connections = pair.host.live.len() + pair.host.connecting;
+        if connections < 3 && pair.dice.below(8) == 0 {
+            let now = pair.now();
+            let qid = 1 + u16::try_from(pair.dice.below(8)).unwrap();
+            pair.host.connect(qid, now).unwrap();
+        }
+        if pair.dice.below(2) == 0 {
+            pair.host.submit(&mut pair.dice);
+        }
+        if !pair.step() {
+            // Nothing is under way: time passes, up to a deadline of somebody.
+            pair.network.advance_to(pair.network.now() + Duration::from_millis(200));
+            pair.check_deadlines();
+        }
+        if pair.dice.below(400) == 0 && !pair.host.live.is_empty() {
+            let (connection, now) = (pair.host.live[0], pair.now());
+            pair.host.port.close(connection, now);
+        }
+    }
+    let (target, host) = pair.end();
+    assert!(target.executed >= host.completed);
+    (host.completed, host.ended)
+}
+
+/// Runs seeds, and says which one failed.
+fn run_all(seeds: std::ops::Range<u64>) -> (u64, u64) {
+    let mut total = (0, 0);
+    for seed in seeds {
+        let result = std::panic::catch_unwind(|| run(seed));
+        let Ok((completed, ended)) = result else { panic!("seed {seed} has failed") };
+        total = (total.0 + completed, total.1 + ended);
+    }
+    total
+}
+
+#[test]
+fn what_is_written_is_read_under_any_faults() {
+    let first = std::env::var("RACELINE_RDMA_SEED").ok().and_then(|text| text.parse().ok());
+    let seeds = std::env::var("RACELINE_RDMA_SEEDS").ok().and_then(|text| text.parse().ok());
+    let (first, count): (u64, u64) = (first.unwrap_or(0), seeds.unwrap_or(SEEDS));
+    let (completed, ended) = run_all(first..first + count);
+    println!("{count} seeds: {completed} commands completed, {ended} were lost");
+    if count >= SEEDS {
+        assert!(ended > 100, "the faults have lost {ended} commands only");
+        assert!(completed > count * COMMANDS / 2, "{completed} commands completed");
+    }
+}
+
+#[test]
+fn a_seed_always_does_the_same() {
+    assert_eq!(run(7), run(7));
+    assert_eq!(run(12), run(12));
+}
