@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::histogram::{CoreHistogram, Histogram, HistogramShape};
+use crate::latency::{Latencies, LatencyCounters, SlowOnes};
 use crate::{BdevError, OpKind};
 
 const KINDS: usize = OpKind::ALL.len();
@@ -27,6 +28,7 @@ struct Inner {
     cores: Vec<Arc<CoreStats>>,
     /// Counts of channels that are closed.
     closed: IoTotals,
+    closed_slow: SlowOnes,
     closed_histogram: Option<Histogram>,
     /// What the counters were when they were reset.
     baseline: IoTotals,
@@ -128,6 +130,27 @@ impl DeviceStats {
         inner.sum().since(&inner.baseline)
     }
 
+    /// What all cores have ever done. [`Self::reset`] does not touch this.
+    #[must_use]
+    pub fn ever(&self) -> IoTotals {
+        self.lock().sum()
+    }
+
+    /// How long the reads, and the writes, of all cores have ever taken. Times are those of the loop, as long as neither
+    /// a histogram nor the depth is wanted.
+    #[must_use]
+    pub fn latencies(&self) -> [Latencies; 2] {
+        let inner = self.lock();
+        let mut slow = inner.closed_slow;
+        inner.cores.iter().for_each(|core| core.latencies.add_to(&mut slow));
+        // Summed later than the slow ones, so that no slow one is missing.
+        let totals = inner.sum();
+        [OpKind::Read, OpKind::Write].map(|kind| {
+            let KindTotals { operations, latency_ns, .. } = *totals.of(kind);
+            slow.latencies(kind, operations, latency_ns)
+        })
+    }
+
     /// What each core that has the device open has done, ever, by its number.
     #[must_use]
     pub fn per_core(&self) -> Vec<(u64, IoTotals)> {
@@ -204,6 +227,7 @@ impl DeviceStats {
     fn detach(&self, core: &Arc<CoreStats>) {
         let mut inner = self.lock();
         inner.closed.add(&core.totals());
+        core.latencies.add_to(&mut inner.closed_slow);
         if let (Some(settings), Some(counts)) = (inner.histogram, &core.detail().histogram) {
             let empty = || Histogram::empty(settings.shape);
             counts.add_to(inner.closed_histogram.get_or_insert_with(empty));
@@ -240,6 +264,7 @@ struct CoreStats {
     kinds: [KindCounters; KINDS],
     failures: AtomicU64,
     in_flight: AtomicU64,
+    latencies: LatencyCounters,
     /// Changes with `detail`.
     version: AtomicU64,
     detail: Mutex<Detail>,
@@ -365,6 +390,7 @@ impl Meter {
         let latency_ns = nanoseconds(now.saturating_duration_since(started));
         if latency_ns > 0 {
             bump(&counters.latency_ns, latency_ns);
+            self.core.latencies.record(kind, latency_ns);
             if latency_ns > get(&counters.max_latency_ns) {
                 counters.max_latency_ns.store(latency_ns, Ordering::Relaxed);
             }
@@ -410,6 +436,23 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn latencies_survive_a_reset_and_the_end_of_a_core() {
+        let stats = Arc::new(DeviceStats::default());
+        let mut meter = stats.meter();
+        count(&mut meter, OpKind::Read, 512, 10);
+        count(&mut meter, OpKind::Read, 512, 0);
+        count(&mut meter, OpKind::Write, 512, 1000);
+        let before = stats.latencies();
+        assert_eq!(before[0].buckets[..2], [1, 1]);
+        assert_eq!((before[1].buckets[7], before[1].sum_ns), (1, 1_000_000));
+        drop(meter);
+        stats.reset();
+        assert_eq!(stats.latencies(), before);
+        assert_eq!(stats.ever().of(OpKind::Read).operations, 2);
+        assert_eq!(stats.totals().of(OpKind::Read).operations, 0);
+    }
 
     fn count(meter: &mut Meter, kind: OpKind, bytes: u64, micros: u64) {
         let now = Instant::now();

@@ -8,11 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::header;
+use hyper::http::request;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
@@ -24,15 +25,10 @@ use tokio::time::{Sleep, sleep};
 
 use crate::answer::{Answer, answer, text, with};
 use crate::guard::unauthorized;
+use crate::metrics::text::{Form, Names};
 use crate::server::Shared;
-use crate::{Page, Parts, health, rpc};
+use crate::{Page, Parts, health, metrics, rpc};
 
-/// How long a client may take for the head of a request, and how long a connection may do nothing.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a client may take for the body of a request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a client may take none of an answer.
-const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest head of a request.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 /// The most headers.
@@ -46,25 +42,32 @@ const TOO_MANY: &[u8] =
     Retry-After: 1\r\nConnection: close\r\n\r\nToo many connections.\n";
 
 /// Serves a client until it goes away or breaks a rule.
-pub(crate) async fn serve(stream: TcpStream, shared: Arc<Shared>, parts: Parts, local: SocketAddr) {
+pub(crate) async fn serve(
+    stream: TcpStream,
+    shared: &Arc<Shared>,
+    parts: Parts,
+    local: SocketAddr,
+) {
     let is_loopback = local.ip().to_canonical().is_loopback();
     // Answers are whole: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| {
-        let shared = Arc::clone(&shared);
+        let shared = Arc::clone(shared);
         async move {
             shared.answering.fetch_add(1, Ordering::Relaxed);
             let answered = respond(&shared, parts, is_loopback, request).await;
+            let answered = answered.unwrap_or_else(|refused| refused);
+            shared.counts.answered(answered.status());
             shared.answering.fetch_sub(1, Ordering::Relaxed);
             Ok::<_, Infallible>(answered)
         }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(shared.patience)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(Impatient::new(stream)), service)
+        .serve_connection(TokioIo::new(Impatient::new(stream, shared.patience)), service)
         .await;
     if let Err(error) = served {
         tracing::debug!("HTTP connection ended: {error}");
@@ -81,6 +84,7 @@ enum Route<'a> {
     Alive,
     Ready,
     Rpc,
+    Metrics,
     Page(&'a Page),
 }
 
@@ -110,6 +114,7 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
     match path {
         "/healthz" => return Some(Route::Alive),
         "/readyz" => return Some(Route::Ready),
+        "/metrics" if parts.metrics => return Some(Route::Metrics),
         "/rpc" if parts.rpc => return Some(Route::Rpc),
         "/" if parts.rpc && (method == Method::POST || !parts.page) => return Some(Route::Rpc),
         _ => {}
@@ -118,16 +123,8 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
     page.map(Route::Page)
 }
 
+/// The answer to a request, or why there is none.
 async fn respond(
-    shared: &Arc<Shared>,
-    parts: Parts,
-    is_loopback: bool,
-    request: Request<Incoming>,
-) -> Answer {
-    respond_or_refuse(shared, parts, is_loopback, request).await.unwrap_or_else(|refused| refused)
-}
-
-async fn respond_or_refuse(
     shared: &Arc<Shared>,
     parts: Parts,
     is_loopback: bool,
@@ -136,7 +133,8 @@ async fn respond_or_refuse(
     let (head, body) = request.into_parts();
     let guard = &shared.guard;
     guard.check_place(head.version, &head.uri, &head.headers)?;
-    let caller = guard.check_token(&head.headers, is_loopback).await?;
+    let caller = guard.check_token(&head.headers, is_loopback).await;
+    let caller = caller.inspect_err(|_| shared.counts.wrong_tokens.add_one())?;
     let route = route(shared, parts, &head.method, head.uri.path());
     let role = match &route {
         Some(route) if !route.needs_role() => Role::ReadOnly,
@@ -159,16 +157,39 @@ async fn respond_or_refuse(
             header::CONTENT_SECURITY_POLICY,
             page.policy,
         )),
+        Route::Metrics => metrics(shared, &head).await,
         Route::Rpc => {
-            let body = read(body).await?;
+            let body = read(body, shared.patience).await?;
             let shared = Arc::clone(shared);
             blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body)).await
         }
     }
 }
 
+/// Answers a scraper.
+async fn metrics(shared: &Arc<Shared>, head: &request::Parts) -> Result<Answer, Answer> {
+    let accept = head.headers.get_all(header::ACCEPT).iter();
+    let accept: Vec<&str> = accept.filter_map(|value| value.to_str().ok()).collect();
+    let form = Form::preferred(&accept.join(","));
+    let names = Names::of_query(head.uri.query().unwrap_or_default()).ok_or_else(|| {
+        let sentence = "The one option of /metrics is ?names=ceph-nvmeof.";
+        text(StatusCode::BAD_REQUEST, sentence)
+    })?;
+    // It is never closed.
+    let _one_at_a_time = shared.scraping.acquire().await;
+    let shared = Arc::clone(shared);
+    blocking(move || {
+        let began = Instant::now();
+        let text = metrics::write(&shared.manager, &shared.counts, form, names);
+        let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        shared.counts.scrape_ns.set(took);
+        answer(StatusCode::OK, form.content_type(), text)
+    })
+    .await
+}
+
 /// Reads the body of a request.
-async fn read(body: Incoming) -> Result<Vec<u8>, Answer> {
+async fn read(body: Incoming, patience: Duration) -> Result<Vec<u8>, Answer> {
     let too_large = || {
         let sentence = format!("A request has at most {} bytes.", rpc::MAX_BODY_BYTES);
         // What is left of the body is not read.
@@ -178,7 +199,7 @@ async fn read(body: Incoming) -> Result<Vec<u8>, Answer> {
         return Err(too_large());
     }
     let all = Limited::new(body, rpc::MAX_BODY_BYTES).collect();
-    match tokio::time::timeout(BODY_TIMEOUT, all).await {
+    match tokio::time::timeout(patience, all).await {
         Ok(Ok(body)) => Ok(body.to_bytes().to_vec()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(text(StatusCode::BAD_REQUEST, "The body of the request is broken.")),
@@ -197,15 +218,16 @@ async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Result<Answ
     })
 }
 
-/// A stream that fails when its peer takes nothing for [`STALL_TIMEOUT`].
+/// A stream that fails when its peer takes nothing for too long.
 struct Impatient {
     stream: TcpStream,
+    patience: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl Impatient {
-    fn new(stream: TcpStream) -> Self {
-        Self { stream, stalled: None }
+    fn new(stream: TcpStream, patience: Duration) -> Self {
+        Self { stream, patience, stalled: None }
     }
 
     /// Passes on the outcome of a write, and watches the time while there is none.
@@ -218,7 +240,8 @@ impl Impatient {
             self.stalled = None;
             return written;
         }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(STALL_TIMEOUT)));
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
         stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }

@@ -5,13 +5,16 @@
 
 mod answer;
 mod connection;
+mod counts;
 mod guard;
 mod health;
+mod metrics;
 mod rpc;
 mod server;
 mod token;
 
 use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
 use raceline_reactor::inheritance::{self, Offer};
 
@@ -20,6 +23,9 @@ pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
 
 /// Connections at a time; further ones are told so and closed.
 pub const MAX_CONNECTIONS: usize = 64;
+
+/// How long the server waits for a client.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a listener serves besides health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +98,7 @@ impl Listener {
 }
 
 /// What a server needs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct HttpConfig {
     /// Where it listens.
     pub listeners: Vec<Listener>,
@@ -104,4 +110,20 @@ pub struct HttpConfig {
     pub names: Vec<String>,
     /// What listeners with [`Parts::page`] serve.
     pub pages: Vec<Page>,
+    /// How long a client may take for the head of a request, for its body, and for nothing of an answer; and how long a
+    /// connection may do nothing.
+    pub patience: Duration,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            listeners: Vec::new(),
+            token: None,
+            read_token: None,
+            names: Vec::new(),
+            pages: Vec::new(),
+            patience: PATIENCE,
+        }
+    }
 }

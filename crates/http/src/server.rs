@@ -11,6 +11,7 @@ use raceline_control::method::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 
+pub(crate) use crate::counts::Counts;
 use crate::guard::Guard;
 use crate::{HttpConfig, Listener, MAX_CONNECTIONS, Page, connection};
 
@@ -27,6 +28,10 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) guard: Guard,
     pub(crate) pages: Vec<Page>,
+    pub(crate) patience: Duration,
+    pub(crate) counts: Counts,
+    /// One scrape at a time: each reads everything.
+    pub(crate) scraping: Semaphore,
     /// Requests that have not been answered.
     pub(crate) answering: AtomicUsize,
 }
@@ -54,15 +59,17 @@ impl HttpServer {
             registry: Registry::new(),
             guard: Guard::new(config.token, config.read_token, config.names),
             pages: config.pages,
+            patience: config.patience,
+            counts: Counts::default(),
+            scraping: Semaphore::new(1),
             answering: AtomicUsize::new(0),
         });
         let (end, ended) = oneshot::channel();
         let listeners = config.listeners;
         let thread = std::thread::Builder::new().name("http".to_owned()).spawn(move || {
             runtime.block_on(async move {
-                let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
                 for listener in listeners {
-                    tokio::spawn(accept(listener, Arc::clone(&shared), Arc::clone(&places)));
+                    tokio::spawn(accept(listener, Arc::clone(&shared)));
                 }
                 // Its sender is used or dropped: either is the end.
                 let _ = ended.await;
@@ -98,7 +105,7 @@ async fn last_answers(shared: &Shared) {
     let _ = tokio::time::timeout(LAST_ANSWERS_TIMEOUT, answered).await;
 }
 
-async fn accept(listener: Listener, shared: Arc<Shared>, places: Arc<Semaphore>) {
+async fn accept(listener: Listener, shared: Arc<Shared>) {
     let Listener { socket, address, parts, offer: _offer } = listener;
     let listener = match TcpListener::from_std(socket) {
         Ok(listener) => listener,
@@ -118,16 +125,14 @@ async fn accept(listener: Listener, shared: Arc<Shared>, places: Arc<Semaphore>)
             }
         };
         let shared = Arc::clone(&shared);
-        match Arc::clone(&places).try_acquire_owned() {
-            Ok(place) => {
-                tokio::spawn(async move {
-                    connection::serve(stream, shared, parts, address).await;
-                    drop(place);
-                });
+        tokio::spawn(async move {
+            match shared.counts.places.try_acquire() {
+                Ok(_place) => connection::serve(stream, &shared, parts, address).await,
+                Err(_) => {
+                    shared.counts.refused.add_one();
+                    connection::refuse(stream).await;
+                }
             }
-            Err(_) => {
-                tokio::spawn(connection::refuse(stream));
-            }
-        }
+        });
     }
 }

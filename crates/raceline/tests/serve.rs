@@ -137,3 +137,72 @@ fn the_start_can_wait_for_options() {
     identify(&socket);
     assert_eq!(served.end(Signal::TERM).code, Some(0));
 }
+
+/// What an HTTP server answers.
+fn http(address: std::net::SocketAddr, head: &str, body: &str) -> String {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    let length = body.len();
+    let text = format!(
+        "{head}\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn http_takes_calls_and_shows_what_hosts_have_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let (socket, state) = (directory.path().join("rpc.sock"), directory.path().join("state"));
+    // A port that is free now.
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let port = address.port().to_string();
+    let words = ["--state-dir", state.to_str().unwrap(), "--http", &port, "--metrics", &port];
+    let served = Served::start(&socket, &words);
+    configure(&socket, NQN, 2048);
+    assert!(http(address, "GET /readyz HTTP/1.1", "").starts_with("HTTP/1.1 200 OK"));
+    let listeners = call(&socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
+    let target = listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
+    let words = ["write", "-a", "127.0.0.1", "-s", &target, "-n", NQN, "--blocks", "256"];
+    let output = support::run_with_input(&words, &vec![7; 128 << 10]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let metrics = http(address, "GET /metrics HTTP/1.1", "");
+    assert!(
+        metrics.contains("raceline_bdev_written_bytes_total{bdev_name=\"M\"} 131072\n"),
+        "{metrics}"
+    );
+    let written = format!(
+        "raceline_subsystem_written_bytes_total{{target=\"nvmf_tgt\",nqn=\"{NQN}\"}} 131072\n"
+    );
+    assert!(metrics.contains(&written), "{metrics}");
+    // The token that it has made lets a client change things, and nothing else does.
+    let token = std::fs::read_to_string(state.join("http.token")).unwrap();
+    let request =
+        r#"{"jsonrpc":"2.0","id":1,"method":"spdk_kill_instance","params":{"sig_name":"SIGTERM"}}"#;
+    let refused = http(address, "POST /rpc HTTP/1.1", request);
+    assert!(refused.contains("\"code\":-1,"), "{refused}");
+    let head = format!("POST /rpc HTTP/1.1\r\nAuthorization: Bearer {}", token.trim());
+    let ended = http(address, &head, request);
+    assert!(ended.contains("\"result\":true"), "{ended}");
+    let output = served.finish();
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(
+        output.stdout.contains(&format!("\"http\":[\"http://{address}\"]")),
+        "{}",
+        output.stdout
+    );
+    assert!(
+        output.stderr.contains("\"via\":\"http\"") || output.stderr.contains("via=\"http\""),
+        "{}",
+        output.stderr
+    );
+
+    let output = Served::fail(&socket, &["--http", "0.0.0.0:0"]);
+    assert_eq!(output.code, Some(2), "{}", output.stderr);
+    assert!(output.stderr.contains("--http-token"), "{}", output.stderr);
+}

@@ -18,7 +18,7 @@ struct Need {
 const PYTHON_MODULES: &str = "/usr/lib/python3/dist-packages";
 
 /// All external programs; `missing_for` looks for the first word of `steps`.
-const NEEDS: [Need; 18] = [
+const NEEDS: [Need; 19] = [
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", steps: "kernel" },
     Need { program: "cpio", package: "cpio", steps: "kernel" },
     Need { program: "mkfs.ext4", package: "e2fsprogs", steps: "kernel" },
@@ -36,6 +36,7 @@ const NEEDS: [Need; 18] = [
     Need { program: "cc", package: "gcc libc6-dev", steps: "fio-engine" },
     Need { program: "ethtool", package: "ethtool", steps: "placement" },
     Need { program: "python3-zeroconf", package: "python3-zeroconf", steps: "tests" },
+    Need { program: "prometheus", package: "prometheus", steps: "tests" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
 ];
 

@@ -1,5 +1,6 @@
 //! What a target has and what it has done, for callers that list it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
@@ -212,6 +213,29 @@ impl Target {
                 totals: record.counters.totals(),
             })
             .collect()
+    }
+
+    /// How many queues have come by each address.
+    #[must_use]
+    pub fn queues_by_address(&self) -> BTreeMap<SocketAddr, usize> {
+        let mut queues = BTreeMap::new();
+        for record in self.control.shared.ledger().live.values() {
+            *queues.entry(record.local).or_default() += 1;
+        }
+        queues
+    }
+
+    /// How many namespaces have registrants, and how many of these are held, by subsystem.
+    #[must_use]
+    pub fn reserved(&self) -> Vec<(Nqn, usize, usize)> {
+        let state = self.control.lock();
+        let of = |(nqn, entry): (&Nqn, &Entry)| {
+            let all = entry.reservations.values().map(|kept| &kept.state);
+            let registered = all.clone().filter(|state| !state.registrants.is_empty()).count();
+            let held = all.filter(|state| state.held.is_some()).count();
+            (nqn.clone(), registered, held)
+        };
+        state.subsystems.iter().map(of).filter(|(_, registered, _)| *registered > 0).collect()
     }
 
     /// What each core has, in the order of [`crate::TargetConfig::cores`].

@@ -75,10 +75,12 @@ impl Target {
     #[must_use]
     pub fn stats(&self) -> TargetStats {
         let shared = &self.control.shared;
+        // Within the literal, the lock would be held to its end: the state is locked before the ledger elsewhere.
+        let moves = shared.ledger().moves;
         TargetStats {
             connections: shared.loads(),
             controllers: shared.controllers(),
-            moves: shared.ledger().moves,
+            moves,
             pre_connect: shared.waiting(),
             subsystems: self.control.lock().totals(),
             loops: self.cores.iter().map(|core| core.stats().snapshot()).collect(),

@@ -1,0 +1,83 @@
+//! `/metrics`: everything that is counted anyway, read when a scraper asks.
+//!
+//! Cores count for themselves, and this reads what they have written: a scrape sends no message to a core. The model is
+//! locked for as long as it takes to copy names and counts; the text is written afterwards. The number of things of
+//! each kind that are listed is bounded, and the rest is counted.
+
+mod bdevs;
+mod cores;
+mod hosts;
+mod process;
+mod subsystems;
+pub(crate) mod text;
+
+use std::sync::Arc;
+
+use raceline_control::manager::Manager;
+use raceline_control::manager::nvmf::NvmfTarget;
+use raceline_target::Target;
+
+use crate::server::Counts;
+use text::{Form, Labels, Names, Text, Value};
+
+/// How many things of each kind are listed: devices, namespaces, subsystems, and so on.
+const MAX_LISTED: usize = 4096;
+
+/// Counts what a list leaves out.
+#[derive(Default)]
+struct LeftOut(Vec<(&'static str, usize)>);
+
+impl LeftOut {
+    /// The first of many things.
+    fn bound<T>(&mut self, kind: &'static str, mut all: Vec<T>) -> Vec<T> {
+        self.0.push((kind, all.len().saturating_sub(MAX_LISTED)));
+        all.truncate(MAX_LISTED);
+        all
+    }
+}
+
+/// A running target and its name.
+struct Running {
+    labels: Labels,
+    name: String,
+    cpus: Vec<usize>,
+    target: Arc<Target>,
+}
+
+/// The text of everything.
+pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names) -> String {
+    let mut text = Text::new(form, names);
+    let mut left_out = LeftOut::default();
+    process::write(&mut text, manager, counts);
+    // What is in the model is copied first.
+    let (bdevs, subsystems, others, running) = {
+        let model = manager.model();
+        let bdevs = bdevs::read(&model, &mut left_out);
+        let subsystems = subsystems::read(&model, &mut left_out);
+        let others = hosts::Attached::read(&model, &mut left_out);
+        let running: Vec<Running> = model.nvmf.targets.iter().filter_map(running).collect();
+        (bdevs, subsystems, others, running)
+    };
+    cores::write(&mut text, manager, &running);
+    bdevs::write(&mut text, &bdevs);
+    subsystems::write(&mut text, &subsystems, &running, &mut left_out);
+    hosts::write(&mut text, &running, &others, &mut left_out);
+    let label = |kind: &str| Labels::new(&[("kind", kind)]);
+    let samples = left_out.0.iter().map(|(kind, count)| (label(kind), Value::from(*count)));
+    text.gauge(
+        "metrics_left_out",
+        "Things that these metrics do not list, as there are too many.",
+        samples,
+    );
+    text.finish()
+}
+
+fn running((name, target): (&String, &NvmfTarget)) -> Option<Running> {
+    let running = target.running.as_ref()?;
+    Some(Running {
+        labels: Labels::new(&[("target", name)]),
+        name: name.clone(),
+        cpus: running.cpus.clone(),
+        target: Arc::clone(&running.target),
+    })
+}

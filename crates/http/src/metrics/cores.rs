@@ -1,0 +1,176 @@
+//! The cores: their time, their turns, and what their queues have done.
+
+use raceline_control::manager::Manager;
+use raceline_reactor::LoopSnapshot;
+use raceline_reactor::stats::LOOP_TIME_BUCKETS;
+use raceline_target::{PollGroupStats, QueueTotals};
+
+use super::Running;
+use super::text::{Kind, Labels, Text, Value};
+
+/// The first and the last power of two of nanoseconds that ends a bucket: 1 us and 1.07 s.
+const BORDERS: std::ops::RangeInclusive<usize> = 10..=30;
+
+/// One core.
+struct Core {
+    labels: Labels,
+    loops: LoopSnapshot,
+    group: Option<PollGroupStats>,
+    connections: usize,
+}
+
+/// A count of queues: its name, what it is, and where it is.
+pub(super) type QueueCount = (&'static str, &'static str, fn(&QueueTotals) -> Value);
+
+fn read(running: &Running) -> Vec<Core> {
+    let stats = running.target.stats();
+    let groups = running.target.poll_groups();
+    let cores = stats.loops.into_iter().enumerate();
+    cores
+        .map(|(index, loops)| {
+            let core = running.cpus.get(index).copied().unwrap_or(index).to_string();
+            let name = format!("{}_poll_group_{index:03}", running.name);
+            Core {
+                labels: running.labels.and(&[("core", &core), ("name", &name)]),
+                loops,
+                group: groups.get(index).copied(),
+                connections: stats.connections.get(index).copied().unwrap_or(0),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn write(text: &mut Text, manager: &Manager, running: &[Running]) {
+    let elapsed = nanoseconds(manager.began().elapsed());
+    let cores: Vec<Core> = running.iter().flat_map(read).collect();
+    let mut metric = text.metric(
+        "reactor_seconds",
+        Kind::Counter,
+        "Time of a core: busy with work, or idle, which is asleep or looking for work.",
+    );
+    for core in &cores {
+        let busy = nanoseconds(core.loops.busy);
+        let mode = |mode| core.labels.and(&[("mode", mode)]);
+        metric.sample(&mode("busy"), Value::Nanoseconds(busy));
+        metric.sample(&mode("idle"), Value::Nanoseconds(elapsed.saturating_sub(busy)));
+    }
+    turns(text, &cores);
+    io(text, &cores);
+    let each = |read: fn(&Core) -> Value| {
+        cores.iter().map(move |core| (core.labels.clone(), read(core))).collect::<Vec<_>>()
+    };
+    text.gauge("core_connections", "Connections of a core.", each(|core| core.connections.into()));
+    let groups: Vec<(Labels, PollGroupStats)> =
+        cores.iter().filter_map(|core| Some((core.labels.clone(), core.group?))).collect();
+    queues(text, &groups);
+    let moves =
+        running.iter().map(|running| (running.labels.clone(), running.target.stats().moves.into()));
+    text.counter("queue_moves", "I/O queues that have moved to another core.", moves);
+}
+
+fn turns(text: &mut Text, cores: &[Core]) {
+    let each = |read: fn(&LoopSnapshot) -> Value| {
+        cores.iter().map(move |core| (core.labels.clone(), read(&core.loops))).collect::<Vec<_>>()
+    };
+    text.counter("core_turns", "Turns of a core's loop.", each(|l| l.turns.into()));
+    text.counter("core_busy_turns", "Turns that had work.", each(|l| l.busy_turns.into()));
+    text.counter("core_waits", "Turns that could sleep in the kernel.", each(|l| l.waits.into()));
+    let longest = each(|l| Value::Nanoseconds(nanoseconds(l.longest)));
+    text.gauge(
+        "core_longest_turn_seconds",
+        "The longest turn: the core served nothing else.",
+        longest,
+    );
+    let borders: Vec<f64> = BORDERS.map(|power| (1_u64 << power) as f64 / 1e9).collect();
+    let help = "Turns that had work, by their time; the sum has the polls that found the work.";
+    let mut metric = text.metric("core_turn_seconds", Kind::Histogram, help);
+    for core in cores {
+        let buckets = &core.loops.buckets;
+        let mut counts = vec![buckets[..*BORDERS.start()].iter().sum()];
+        counts.extend(&buckets[*BORDERS.start()..*BORDERS.end()]);
+        counts.push(buckets[*BORDERS.end()..LOOP_TIME_BUCKETS].iter().sum());
+        metric.histogram(&core.labels, &borders, &counts, nanoseconds(core.loops.busy));
+    }
+}
+
+fn io(text: &mut Text, cores: &[Core]) {
+    type Count = (&'static str, &'static str, fn(&LoopSnapshot) -> u64);
+    const COUNTS: [Count; 8] = [
+        ("core_system_calls", "System calls of a core.", |l| l.io.system_calls),
+        ("core_receives", "Receives of a core.", |l| l.io.receives),
+        ("core_sends", "Sends of a core.", |l| l.io.sends),
+        ("core_received_bytes", "Bytes that a core has received.", |l| l.io.received_bytes),
+        ("core_sent_bytes", "Bytes that a core has sent.", |l| l.io.sent_bytes),
+        ("core_zero_copy_sends", "Sends without a copy.", |l| l.departures.zero_copy_sends),
+        ("core_zero_copy_sent_bytes", "Bytes sent without a copy.", |l| {
+            l.departures.zero_copy_bytes
+        }),
+        (
+            "core_zero_copy_fallbacks",
+            "Sends without a copy that the kernel has copied or refused.",
+            |l| l.departures.zero_copy_copied + l.departures.zero_copy_refused,
+        ),
+    ];
+    for (name, help, read) in COUNTS {
+        let samples = cores.iter().map(|core| (core.labels.clone(), read(&core.loops).into()));
+        text.counter(name, help, samples);
+    }
+}
+
+fn queues(text: &mut Text, groups: &[(Labels, PollGroupStats)]) {
+    const COUNTS: [QueueCount; 16] = [
+        ("core_commands", "Commands that hosts have sent to a core.", |t| t.commands.into()),
+        ("core_reads_completed", "Reads completed by a core.", |t| t.reads.into()),
+        ("core_writes_completed", "Writes completed by a core.", |t| t.writes.into()),
+        ("core_read_bytes", "Bytes that hosts have read from a core.", |t| t.read_bytes.into()),
+        ("core_written_bytes", "Bytes that hosts have written by a core.", |t| {
+            t.written_bytes.into()
+        }),
+        ("core_command_errors", "Commands that a core has ended with an error.", |t| {
+            t.errors.into()
+        }),
+        ("core_media_errors", "Commands that a core has ended with a media error.", |t| {
+            t.media_errors.into()
+        }),
+        ("core_digest_errors", "Data digests that did not match.", |t| t.digest_errors.into()),
+        ("core_buffer_waits", "Commands that had to wait for an I/O buffer.", |t| {
+            t.buffer_waits.into()
+        }),
+        ("core_small_buffer_waits", "Those for which a small buffer would do.", |t| {
+            t.small_buffer_waits.into()
+        }),
+        ("core_small_buffers_taken", "Small I/O buffers taken.", |t| t.small_buffers.into()),
+        ("core_large_buffers_taken", "Large I/O buffers taken.", |t| t.large_buffers.into()),
+        ("core_throttled", "Commands that had to wait because of a limit.", |t| t.throttled.into()),
+        ("core_pdus_received", "PDUs received.", |t| t.pdus_received.into()),
+        ("core_pdus_sent", "PDUs sent.", |t| t.pdus_sent.into()),
+        ("core_copied_bytes", "Bytes of data copied in user space.", |t| t.copied_bytes.into()),
+    ];
+    for (name, help, read) in COUNTS {
+        let samples = groups.iter().map(|(labels, group)| (labels.clone(), read(&group.totals)));
+        text.counter(name, help, samples);
+    }
+    let kinds = |read: fn(&PollGroupStats) -> (Value, Value)| {
+        let both = groups.iter().flat_map(move |(labels, group)| {
+            let (admin, io) = read(group);
+            [(labels.and(&[("kind", "admin")]), admin), (labels.and(&[("kind", "io")]), io)]
+        });
+        both.collect::<Vec<_>>()
+    };
+    text.gauge(
+        "core_queues",
+        "Queues that are connected.",
+        kinds(|group| (group.admin_queues.into(), group.io_queues.into())),
+    );
+    text.counter(
+        "core_queues_connected",
+        "Queues that have ever connected: more than once for a host that reconnects.",
+        kinds(|group| (group.admin_queues_ever.into(), group.io_queues_ever.into())),
+    );
+    let samples = groups.iter().map(|(labels, group)| (labels.clone(), group.unassociated.into()));
+    text.gauge("core_unassociated_connections", "Sockets without a queue.", samples);
+}
+
+pub(super) fn nanoseconds(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

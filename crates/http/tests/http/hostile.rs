@@ -1,0 +1,203 @@
+//! Clients that are slow, large, many or wrong: each is refused, and others are served meanwhile.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use raceline_http::{MAX_CONNECTIONS, Parts};
+use serde_json::json;
+
+use crate::support::{Client, LIMIT, Served};
+
+fn impatient() -> Served {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let parts = Parts { rpc: true, metrics: true, page: false };
+    Served::start_with(address, parts, |config| config.patience = Duration::from_millis(300))
+}
+
+#[test]
+fn methods_that_a_path_does_not_have_are_refused() {
+    let served = Served::start();
+    for (method, path, allowed) in [
+        ("PUT", "/rpc", "POST"),
+        ("GET", "/rpc", "POST"),
+        ("DELETE", "/metrics", "GET, HEAD"),
+        ("POST", "/metrics", "GET, HEAD"),
+        ("OPTIONS", "/", "GET, HEAD"),
+        ("TRACE", "/healthz", "GET, HEAD"),
+        ("BREW", "/healthz", "GET, HEAD"),
+    ] {
+        let refused = served.ask(method, path, &[], "");
+        assert_eq!((refused.status, refused.header("allow")), (405, Some(allowed)), "{method}");
+    }
+    for path in ["/../etc/passwd", "//", "/metrics/", "/rpc?x", "/%00", "/healthz%2f"] {
+        let status = served.ask("GET", path, &[], "").status;
+        assert!(status == 404 || status == 405, "{path}: {status}");
+    }
+    assert_eq!(served.get("/metrics?names=other").status, 400);
+}
+
+#[test]
+fn bytes_that_are_no_request_end_their_connection_only() {
+    let served = Served::start();
+    let mut good = served.connect();
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"[..],
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n",
+        b"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \x00\r\n\r\n",
+    ] {
+        let mut client = served.connect();
+        client.stream.write_all(bytes).unwrap();
+        let answer = client.answer("GET");
+        assert_eq!(answer.status, 400, "{bytes:?}");
+        assert!(client.is_closed());
+    }
+    good.send("GET", "/healthz", &[], "");
+    assert_eq!(good.answer("GET").status, 200);
+}
+
+#[test]
+fn what_is_too_large_is_refused() {
+    let served = Served::start();
+    let long = format!("X: {}", "x".repeat(64 << 10));
+    let mut client = served.connect();
+    // The server may close before all of it is sent.
+    let head = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\n{long}\r\n\r\n");
+    let _ = client.stream.write_all(head.as_bytes());
+    assert_eq!(client.answer("GET").status, 431);
+    let many: Vec<String> = (0..200).map(|n| format!("X-{n}: 1")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert_eq!(served.ask("GET", "/healthz", &many, "").status, 431);
+    // The length is believed before a byte of the body has come.
+    let mut client = served.connect();
+    client.send("POST", "/rpc", &["Content-Length: 99999999999"], "");
+    assert_eq!(client.answer("POST").status, 413);
+    assert!(client.is_closed());
+    // Without a length, the bytes are counted.
+    let mut client = served.connect();
+    client.send("POST", "/rpc", &["Transfer-Encoding: chunked"], "");
+    let piece = format!("10000\r\n{}\r\n", " ".repeat(64 << 10));
+    while client.stream.write_all(piece.as_bytes()).is_ok() {}
+    assert_eq!(served.get("/healthz").status, 200);
+    // The largest request that fits is read.
+    let padding = " ".repeat((1 << 20) - 100);
+    let request = format!(r#"{{"jsonrpc":"2.0","id":1,{padding}"method":"spdk_get_version"}}"#);
+    let answer = served.ask("POST", "/rpc", &[], &request);
+    assert!(answer.body.contains("Raceline"), "{}", answer.body);
+}
+
+#[test]
+fn requests_in_a_row_are_answered_in_a_row() {
+    let served = Served::start();
+    let mut client = served.connect();
+    for path in ["/healthz", "/nothing", "/readyz"] {
+        client.send("GET", path, &[], "");
+    }
+    let statuses: Vec<u16> = (0..3).map(|_| client.answer("GET").status).collect();
+    assert_eq!(statuses, [200, 404, 200]);
+}
+
+#[test]
+fn slow_clients_are_closed() {
+    let served = impatient();
+    let mut silent = served.connect();
+    let mut half = served.connect();
+    half.stream.write_all(b"GET /healthz HT").unwrap();
+    let mut without_body = served.connect();
+    without_body.send("POST", "/rpc", &["Content-Length: 10"], "");
+    assert_eq!(without_body.answer("POST").status, 408);
+    assert!(without_body.is_closed() && silent.is_closed());
+    // One that was closed within a head may be told so.
+    while !half.is_closed() {}
+    // A client that asks and never reads: its answers fill all buffers, and then its time runs out.
+    let mut deaf = served.connect();
+    deaf.stream.set_write_timeout(Some(LIMIT)).unwrap();
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
+    let deadline = Instant::now() + LIMIT;
+    while deaf.stream.write_all(request.repeat(16).as_bytes()).is_ok() {
+        assert!(Instant::now() < deadline, "a client that reads nothing is served for ever");
+    }
+    assert_eq!(served.get("/healthz").status, 200);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_told_so() {
+    let served = Served::start();
+    let full = || {
+        let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+        let served = clients.iter_mut().all(Client::is_served);
+        served.then_some(clients)
+    };
+    // The server may not have noticed yet that the connection of the start is closed.
+    let deadline = Instant::now() + LIMIT;
+    let clients = loop {
+        if let Some(clients) = full() {
+            break clients;
+        }
+        assert!(Instant::now() < deadline, "connections are not forgotten");
+    };
+    let mut one_more = served.connect();
+    let refused = one_more.answer("GET");
+    assert_eq!((refused.status, refused.body.as_str()), (503, "Too many connections.\n"));
+    drop(clients);
+    let deadline = Instant::now() + LIMIT;
+    while !served.connect().is_served() {
+        assert!(Instant::now() < deadline, "places are not given back");
+    }
+}
+
+#[test]
+fn tokens_cannot_be_tried_fast() {
+    let served = Served::start();
+    let began = Instant::now();
+    let attempts: Vec<u16> = std::thread::scope(|scope| {
+        let tries = (0..16).map(|number| {
+            let served = &served;
+            let header = format!("Authorization: Bearer guess-{number}");
+            scope.spawn(move || served.ask("GET", "/metrics", &[&header], "").status)
+        });
+        let tries: Vec<_> = tries.collect();
+        tries.into_iter().map(|attempt| attempt.join().unwrap()).collect()
+    });
+    assert!(attempts.iter().all(|status| [401, 429].contains(status)), "{attempts:?}");
+    let told = attempts.iter().filter(|status| **status == 401).count();
+    // Four at a time, each half a second.
+    let took = began.elapsed().as_secs_f64();
+    assert!(told >= 1 && (told as f64) <= 4.0 * (took / 0.5 + 1.0), "{told} in {took} s");
+    // Whoever has the token is not locked out.
+    served.change("bdev_malloc_create", json!({ "name": "M", "num_blocks": 8, "block_size": 512 }));
+}
+
+#[test]
+fn a_scrape_during_changes_is_whole() {
+    let served = Served::start();
+    served.export("nqn.2016-06.io.spdk:cnode1");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            for round in 0..20 {
+                let nqn = format!("nqn.2016-06.io.spdk:more{round}");
+                let device = json!({ "name": "N", "num_blocks": 8, "block_size": 512 });
+                served.change("bdev_malloc_create", device);
+                served.change("nvmf_create_subsystem", json!({ "nqn": nqn }));
+                let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": "N" } });
+                served.change("nvmf_subsystem_add_ns", namespace);
+                served.change("nvmf_delete_subsystem", json!({ "nqn": nqn }));
+                served.change("bdev_malloc_delete", json!({ "name": "N" }));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) && !changing.is_finished() {
+            let accept = "Accept: application/openmetrics-text;version=1.0.0";
+            let text = served.ask("GET", "/metrics", &[accept], "").body;
+            assert!(text.ends_with("# EOF\n"));
+            assert!(text.contains("raceline_bdev_capacity_bytes{bdev_name=\"M0\"} 1048576\n"));
+        }
+        changing.join().unwrap();
+    });
+}

@@ -1,0 +1,143 @@
+//! A real Prometheus and its tool: they take what is served and what is packaged.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::metrics::{RULES, expressions};
+use crate::support::{LIMIT, Served};
+
+const TOOL: &str = "promtool";
+const SERVER: &str = "prometheus";
+
+/// Whether a program is there; says what is skipped otherwise.
+fn is_there(program: &str) -> bool {
+    let found =
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if found.is_err() {
+        eprintln!("SKIPPED: there is no {program}; Debian has it in the package prometheus");
+    }
+    found.is_ok()
+}
+
+fn tool(arguments: &[&str], input: &str) {
+    let mut child = Command::new(TOOL)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = [ended.stdout, ended.stderr].concat();
+    assert!(ended.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn promtool_finds_no_fault() {
+    if !is_there(TOOL) {
+        return;
+    }
+    let served = Served::start();
+    served.export("nqn.2016-06.io.spdk:cnode1");
+    tool(&["check", "metrics"], &served.get("/metrics").body);
+    tool(&["check", "rules", RULES], "");
+}
+
+/// A process that ends with its test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What Prometheus answers; `None` while it does not.
+fn ask(port: u16, path: &str) -> Option<Value> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
+}
+
+fn query(port: u16, expression: &str) -> Option<Value> {
+    let encoded: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    ask(port, &format!("/api/v1/query?query={encoded}"))
+}
+
+/// Waits for something that Prometheus says.
+fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn start(served: &Served, folder: &Path) -> (Ends, u16) {
+    let config = format!(
+        "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
+         rule_files: [ \"{RULES}\" ]\n\
+         scrape_configs:\n\
+         - {{ job_name: raceline, static_configs: [ {{ targets: [ \"{0}\" ] }} ] }}\n\
+         - {{ job_name: ceph, params: {{ names: [ ceph-nvmeof ] }}, static_configs: [ {{ targets: [ \"{0}\" ] }} ] }}\n",
+        served.address
+    );
+    let file = folder.join("prometheus.yml");
+    std::fs::write(&file, config).unwrap();
+    // The number of a port that is free now.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let log = std::fs::File::create(folder.join("log")).unwrap();
+    let child = Command::new(SERVER)
+        .arg(format!("--config.file={}", file.display()))
+        .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    (Ends(child), port)
+}
+
+#[test]
+fn a_prometheus_scrapes_and_evaluates() {
+    if !is_there(SERVER) {
+        return;
+    }
+    let served = Served::start();
+    served.export("nqn.2016-06.io.spdk:cnode1");
+    let folder = tempfile::tempdir().unwrap();
+    let (_running, port) = start(&served, folder.path());
+    let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    for (job, metric) in [("raceline", "raceline_ready"), ("ceph", "ceph_nvmeof_gateway_info")] {
+        wait(&format!("job {job} is not up: {}", log()), || {
+            let up = query(port, &format!("up{{job=\"{job}\"}} == 1 and on () {metric} == 1"))?;
+            up["data"]["result"].as_array()?.first().cloned()
+        });
+    }
+    // What it has taken is what was served, in the form that it prefers.
+    let scraped = query(port, "raceline_bdev_capacity_bytes{bdev_name=\"M0\"}").unwrap();
+    assert_eq!(scraped["data"]["result"][0]["value"][1], "1048576", "{scraped}");
+    for expression in expressions() {
+        let answer = query(port, &expression).unwrap();
+        assert_eq!(answer["status"], "success", "{expression}: {answer}");
+    }
+    let rules = wait("the rules are not evaluated", || {
+        let rules = ask(port, "/api/v1/rules")?;
+        let all = rules["data"]["groups"][0]["rules"].as_array()?.clone();
+        all.iter().all(|rule| rule["health"] == "ok").then_some(all)
+    });
+    assert!(rules.len() > 12, "{rules:?}");
+}
