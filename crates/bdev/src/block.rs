@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use crate::claim::{Claim, Held, Object, block_holder, object_of};
+use crate::claim::{Claim, Held, Object, block_holder, object_of, take_handed};
 use crate::disk::DiskBdev;
 use crate::open::{choose_block_size, new_info, open_failed};
 use crate::probe::BlockQueue;
@@ -48,11 +48,15 @@ pub(crate) fn open(
         return Err(OpenError::ReadOnly(path.into()));
     }
 
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!spec.read_only)
-        .custom_flags(libc::O_DIRECT | if spec.shared { 0 } else { libc::O_EXCL })
-        .open(&canonical)
+    let open = || {
+        OpenOptions::new()
+            .read(true)
+            .write(!spec.read_only)
+            .custom_flags(libc::O_DIRECT | if spec.shared { 0 } else { libc::O_EXCL })
+            .open(&canonical)
+    };
+    let file = take_handed(object)
+        .map_or_else(open, Ok)
         .map_err(|error| open_refused(path, spec.read_only, device, error))?;
     let still_it = file.metadata().is_ok_and(|metadata| object_of(&metadata) == Some(object));
     if !still_it {
@@ -73,7 +77,7 @@ pub(crate) fn open(
         numa_node: queue.numa_node,
         ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
     };
-    Ok(DiskBdev::new(Held::new(file), false, info, claim))
+    Ok(DiskBdev::new(Held::new(file, object), false, info, claim))
 }
 
 /// Names what has the device, if anything does; the kernel sometimes refuses a mounted one as forbidden.

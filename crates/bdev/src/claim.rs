@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use raceline_reactor::inheritance::{self, Offer};
 use rustix::fs::{major, minor};
 
 /// What is open in this process: the object and the path it was opened by.
@@ -54,12 +55,27 @@ impl Drop for Claim {
 
 /// An opened file that gives its lock up when dropped. Closing does not always do that: a process that
 /// another thread of this one is starting has a copy of the descriptor for a moment.
+///
+/// A process that takes the place of this one gets the open file, and with it lock or exclusive use.
 #[derive(Debug)]
-pub(crate) struct Held(File);
+pub(crate) struct Held(File, #[expect(dead_code, reason = "it lasts as long")] Option<Offer>);
 
 impl Held {
-    pub(crate) fn new(file: File) -> Self {
-        Self(file)
+    pub(crate) fn new(file: File, object: Object) -> Self {
+        let offer = inheritance::offer(handed_name(object), &file);
+        Self(file, offer)
+    }
+}
+
+/// The opened file of the process whose place this one takes, if it had this one. It is locked, or used exclusively.
+pub(crate) fn take_handed(object: Object) -> Option<File> {
+    inheritance::take(&handed_name(object)).map(File::from)
+}
+
+fn handed_name(object: Object) -> String {
+    match object {
+        Object::File { device, inode } => format!("the file {inode} of device {device}"),
+        Object::Block { device } => format!("the block device {device}"),
     }
 }
 
@@ -73,6 +89,10 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        // The lock still is that of the other process, which may go on.
+        if inheritance::is_sharing() {
+            return;
+        }
         // Without a lock (a block device) nothing happens; failure leaves it to the closing.
         let _ = self.0.unlock();
     }
@@ -259,7 +279,7 @@ mod tests {
     #[test]
     fn a_copy_of_the_descriptor_keeps_no_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let held = Held::new(file.reopen().unwrap());
+        let held = Held::new(file.reopen().unwrap(), Object::File { device: 1, inode: 1 });
         held.try_lock().unwrap();
         let copy = held.try_clone().unwrap();
         let other = file.reopen().unwrap();

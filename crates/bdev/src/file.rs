@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::claim::{Claim, Held, Object, lock_file, object_of};
+use crate::claim::{Claim, Held, Object, lock_file, object_of, take_handed};
 use crate::disk::DiskBdev;
 use crate::open::{choose_block_size, new_info, open_failed};
 use crate::probe::{DirectIo, direct_alignment, file_system, knows_holes, punches_holes};
@@ -57,23 +57,29 @@ fn open_existing(
         holder: format!("this process has it open already as `{}`", other.display()),
     })?;
 
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!spec.read_only)
-        .custom_flags(if buffered { 0 } else { libc::O_DIRECT })
-        .open(&canonical)
-        .map_err(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) if !buffered => no_direct_io(path, &canonical),
-            _ => open_failed(path, spec.read_only, error),
-        })?;
-    let file = Held::new(file);
+    let handed = take_handed(object);
+    let is_handed = handed.is_some();
+    let open = || {
+        OpenOptions::new()
+            .read(true)
+            .write(!spec.read_only)
+            .custom_flags(if buffered { 0 } else { libc::O_DIRECT })
+            .open(&canonical)
+    };
+    let file = handed.map_or_else(open, Ok).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) if !buffered => no_direct_io(path, &canonical),
+        _ => open_failed(path, spec.read_only, error),
+    })?;
+    let file = Held::new(file, object);
     let metadata = file.metadata().map_err(failed("look at it"))?;
     if object_of(&metadata) != Some(object) {
         let source = io::Error::other("it was replaced meanwhile; try again");
         return Err(failed("open it")(source));
     }
     let with_others = spec.read_only || spec.shared;
-    if let Err(holder) = lock_file(&file, object, with_others).map_err(failed("lock it"))? {
+    if !is_handed
+        && let Err(holder) = lock_file(&file, object, with_others).map_err(failed("lock it"))?
+    {
         return Err(OpenError::InUse { path: path.into(), holder });
     }
     if let Some(wanted) = size.filter(|size| size.0 != metadata.len()) {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_reactor::buffer::HugePages;
+use raceline_reactor::inheritance;
 use uuid::Uuid;
 
 use crate::limits::Promise;
@@ -124,6 +125,12 @@ pub enum OpenError {
         /// What sets the limit.
         limit: &'static str,
     },
+    /// The process whose place this one takes has the contents.
+    #[error(
+        "`{0}`: its contents cannot be taken over, since the daemon was started without --keep-ram or the device uses \
+         reserved huge pages: to go on without them, end the daemon and start it again"
+    )]
+    NotHandedOver(String),
     /// Reserved huge pages are missing.
     #[error(
         "{wanted} of huge pages cannot be had ({source}): reserve them with sysctl vm.nr_hugepages={pages}, or leave out `hugepages`"
@@ -212,6 +219,12 @@ fn open_ram(
     let info = memory_info(spec, size, identity.of_memory("ram", size.0));
     let failed =
         |source| OpenError::Io { path: spec.to_string().into(), action: "map its memory", source };
+    if let Some(handed) = RamBdev::handed(&info) {
+        return Ok(Arc::new(handed.map_err(failed)?));
+    }
+    if inheritance::is_sharing() {
+        return Err(OpenError::NotHandedOver(info.name));
+    }
     let device = if huge_pages {
         RamBdev::new(info, HugePages::Explicit, None).map_err(|source| OpenError::HugePages {
             wanted: size,

@@ -4,12 +4,16 @@
 //! a completed write is as safe as it will ever be.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use raceline_reactor::buffer::HugePages;
 use raceline_reactor::flow::policy;
+use raceline_reactor::inheritance::{self, Offer};
 use raceline_reactor::send::Payload;
 use raceline_reactor::{Completion, Context, Region, RegionHandle, Token};
+use rustix::fs::MemfdFlags;
+use uuid::Uuid;
 
 use crate::limits::Promise;
 use crate::{Bdev, BdevError, BdevInfo, Channel, Done, Op, Request};
@@ -33,8 +37,11 @@ pub(crate) const PAGE_BYTES: u32 = 4096;
 pub struct RamBdev {
     region: Arc<Region>,
     info: BdevInfo,
-    /// Given back after the memory; none for huge pages, which the kernel itself reserves.
+    /// Given back after the memory; none for huge pages, which the kernel itself reserves, and for memory of another
+    /// process.
     _promise: Option<Promise>,
+    /// A process that takes the place of this one gets the memory.
+    _offer: Option<Offer>,
 }
 
 impl RamBdev {
@@ -49,7 +56,34 @@ impl RamBdev {
     ) -> std::io::Result<Self> {
         let bytes = info.block_count * u64::from(info.block_size);
         let len = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        let region = Arc::new(Region::new(len, pages)?);
+        let is_kept = inheritance::keeps_memory() && pages != HugePages::Explicit;
+        let memory = is_kept.then(|| new_memory(len)).transpose()?;
+        Self::over(info, (len, pages), promise, memory)
+    }
+
+    /// The device over memory of another process, whose place this one takes; `None`: that had none of this identity.
+    ///
+    /// # Errors
+    /// When the memory cannot be mapped.
+    pub(crate) fn handed(info: &BdevInfo) -> Option<std::io::Result<Self>> {
+        let memory = inheritance::take(&handed_name(info))?;
+        let bytes = info.block_count * u64::from(info.block_size);
+        let len = usize::try_from(bytes).ok()?;
+        Some(Self::over(info.clone(), (len, HugePages::Transparent), None, Some(memory)))
+    }
+
+    fn over(
+        info: BdevInfo,
+        (len, pages): (usize, HugePages),
+        promise: Option<Promise>,
+        memory: Option<OwnedFd>,
+    ) -> std::io::Result<Self> {
+        let region = match &memory {
+            Some(memory) => Region::of_memory(memory, len, pages)?,
+            None => Region::new(len, pages)?,
+        };
+        let region = Arc::new(region);
+        let offer = memory.map(|memory| inheritance::offer_owned(handed_name(&info), memory));
         let info = BdevInfo {
             volatile_write_cache: false,
             deallocate: !info.read_only,
@@ -59,7 +93,7 @@ impl RamBdev {
             copies: !info.read_only,
             ..info
         };
-        Ok(Self { region, info, _promise: promise })
+        Ok(Self { region, info, _promise: promise, _offer: offer })
     }
 }
 
@@ -115,6 +149,18 @@ impl RamBdev {
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
+}
+
+/// Memory that other processes can map.
+fn new_memory(len: usize) -> std::io::Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create("raceline-ram", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&memory, len.max(1).next_multiple_of(PAGE_BYTES as usize) as u64)?;
+    Ok(memory)
+}
+
+/// The name under which the memory of a device is handed over.
+fn handed_name(info: &BdevInfo) -> String {
+    format!("the memory of device {}", Uuid::from_bytes(info.uuid))
 }
 
 /// Allocates the memory in the background. If a page is written before its turn, the kernel allocates it

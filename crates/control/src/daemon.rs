@@ -17,6 +17,7 @@ use crate::absent::US;
 use crate::configuration::{self, look, summary};
 use crate::error::RpcError;
 use crate::events::EventJournal;
+use crate::hand_over::{LastWords, Predecessor, Successors, TakeOverError, socket_of};
 use crate::keyring::Places;
 use crate::logging::Logging;
 use crate::manager::catalogue::{Catalogue, Key};
@@ -115,6 +116,7 @@ pub struct Daemon {
     manager: Arc<Manager>,
     server: Server,
     beside: Option<Box<dyn Send>>,
+    successors: Option<Successors>,
 }
 
 /// The configuration that is made at the start.
@@ -132,19 +134,8 @@ impl Daemon {
     /// # Errors
     /// When a resource cannot be had or a call of the configuration fails: the process should end.
     pub fn start(config: DaemonConfig) -> Result<Self, StartError> {
-        let mut manager = ManagerConfig {
-            cores: config.cores,
-            identity: Identity::of_this_machine(),
-            logging: config.logging,
-            events: config.events,
-            connections: config.connections,
-            mdns: config.mdns,
-            key_places: Places::of(config.state_dir.as_deref()),
-            reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
-            history: config.state_dir.as_ref().map(|dir| dir.join(HISTORY)),
-            protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),
-            ..ManagerConfig::default()
-        };
+        let mut config = config;
+        let mut manager = manager_config(&mut config);
         let file = config.config.map(|path| {
             let calls = config.calls.map_or_else(|| read_config(&path), Ok);
             calls.map(|calls| (path, calls))
@@ -177,7 +168,60 @@ impl Daemon {
         if !config.wait_for_rpc {
             manager.start_all().map_err(StartError::Load)?;
         }
-        Ok(Self { manager, server, beside })
+        Ok(Self { manager, server, beside, successors: None })
+    }
+
+    /// Takes the place of a daemon that runs; everything is in service when this returns. If it fails, that daemon goes
+    /// on: the caller ends the process at once, with nothing in good order.
+    ///
+    /// # Errors
+    /// When this process cannot do what the daemon does, or the daemon does not agree.
+    pub fn take_over(
+        mut config: DaemonConfig,
+        predecessor: &Predecessor,
+    ) -> Result<Self, TakeOverError> {
+        let unable = |error: &dyn ToString| {
+            predecessor.give_up(&error.to_string());
+            TakeOverError::Unable(error.to_string())
+        };
+        let mut manager = manager_config(&mut config);
+        predecessor.continue_in(&mut manager);
+        let registry = Arc::new(Registry::new());
+        let manager = Arc::new(Manager::new(manager, registry.clone()));
+        let origin = Origin::Kept(predecessor.catalogue());
+        origin.make(&manager, &registry).map_err(|error| unable(&error))?;
+        manager.share();
+        manager.at_start(Box::new(move |manager| {
+            origin.make(manager, &registry).map_err(|error| error.to_string())
+        }));
+        manager.start_all().map_err(|error| unable(&error))?;
+        match predecessor.take(&manager) {
+            Err(TakeOverError::Unable(why)) => return Err(unable(&why)),
+            taken => taken?,
+        }
+        // There is no way back: the daemon is gone.
+        let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
+        let server = Server::start(server, Arc::clone(&manager));
+        predecessor.settle();
+        let server = server.map_err(|error| TakeOverError::Unable(error.to_string()))?;
+        let beside = config.beside.map(|start| start(&manager)).transpose();
+        // Hosts are served without it.
+        let beside = beside.unwrap_or_else(|error| {
+            tracing::error!("{error}");
+            None
+        });
+        Ok(Self { manager, server, beside, successors: None })
+    }
+
+    /// Lets another process take the place of this one from here on.
+    ///
+    /// # Errors
+    /// When the socket for that cannot be made.
+    pub fn await_successor(&mut self, last: LastWords) -> std::io::Result<()> {
+        let path = socket_of(self.server.path());
+        let manager = Arc::clone(&self.manager);
+        self.successors = Some(Successors::start(path, manager, last)?);
+        Ok(())
     }
 
     /// The manager.
@@ -198,7 +242,8 @@ impl Daemon {
     /// When a core does not end in time, or the state cannot be written; nothing acknowledged is
     /// lost.
     pub fn stop(self) -> Result<(), ManagerError> {
-        let Self { manager, server, beside } = self;
+        let Self { manager, server, beside, successors } = self;
+        drop(successors);
         // Followers are answered at once, so that the servers need not wait for them.
         manager.config().events.close();
         drop(beside);
@@ -206,6 +251,24 @@ impl Daemon {
         let stopped = manager.shut_down();
         manager.close_journal().map_err(ManagerError::Journal)?;
         stopped
+    }
+}
+
+/// The part of the settings that is the manager's.
+fn manager_config(config: &mut DaemonConfig) -> ManagerConfig {
+    ManagerConfig {
+        cores: std::mem::take(&mut config.cores),
+        identity: Identity::of_this_machine(),
+        logging: std::mem::take(&mut config.logging),
+        events: Arc::clone(&config.events),
+        connections: config.connections.clone(),
+        mdns: config.mdns,
+        key_places: Places::of(config.state_dir.as_deref()),
+        reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
+        history: config.state_dir.as_ref().map(|dir| dir.join(HISTORY)),
+        protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),
+        state_dir: config.state_dir.clone(),
+        ..ManagerConfig::default()
     }
 }
 

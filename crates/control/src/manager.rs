@@ -97,6 +97,8 @@ pub struct ManagerConfig {
     pub changes_before: u64,
     /// Whether the listeners of the default target's discovery service are announced by multicast DNS without a call.
     pub mdns: bool,
+    /// The directory of the journal.
+    pub state_dir: Option<PathBuf>,
     /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
     pub run: Option<u64>,
 }
@@ -118,6 +120,7 @@ impl Default for ManagerConfig {
             history: None,
             changes_before: 0,
             mdns: false,
+            state_dir: None,
             run: None,
         }
     }
@@ -244,6 +247,31 @@ impl Manager {
     #[must_use]
     pub fn cores(&self) -> Vec<Arc<Target>> {
         self.model().nvmf.targets.values().filter_map(|target| target.cores()).collect()
+    }
+
+    /// The cores of all targets, by the names of these.
+    pub(crate) fn running_targets(&self) -> Vec<(String, Arc<Target>)> {
+        let model = self.model();
+        let targets = model.nvmf.targets.iter();
+        targets.filter_map(|(name, target)| Some((name.clone(), target.cores()?))).collect()
+    }
+
+    /// Blocks every change while the returned guard lives.
+    pub(crate) fn hold_changes(&self) -> MutexGuard<'_, ()> {
+        self.keeping.hold_changes()
+    }
+
+    /// The number of the last change.
+    pub(crate) fn changes_so_far(&self) -> u64 {
+        self.keeping.position().max(self.config.changes_before)
+    }
+
+    /// Why a part of this name is missing.
+    pub(crate) fn why_missing(&self, name: &str) -> String {
+        let model = self.model();
+        let mut missing = model.missing.iter();
+        let found = missing.find(|(key, _)| format!("{key:?}") == name);
+        found.map(|(_, missing)| missing.reason.clone()).unwrap_or_default()
     }
 
     /// Tells hosts of devices that have grown.

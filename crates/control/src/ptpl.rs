@@ -313,7 +313,7 @@ fn checksum(content: &Content) -> io::Result<u32> {
     Ok(raceline_crc32c::crc32c(&serde_json::to_vec(content)?))
 }
 
-fn encode(reservations: &Reservations, uuid: Uuid) -> io::Result<Vec<u8>> {
+pub(crate) fn encode(reservations: &Reservations, uuid: Uuid) -> io::Result<Vec<u8>> {
     let key_of = |id: HostId| {
         let mut registrants = reservations.registrants.iter();
         registrants.find(|registrant| registrant.id == id).map(|registrant| registrant.key)
@@ -332,6 +332,12 @@ fn encode(reservations: &Reservations, uuid: Uuid) -> io::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(&Content { crc32c, ..content })?;
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+/// [`decode`], of whichever namespace it is.
+pub(crate) fn decode_any(bytes: &[u8]) -> Result<Reservations, String> {
+    let content: Content = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    decode(bytes, content.bdev_uuid)
 }
 
 /// What is wrong is given as text.

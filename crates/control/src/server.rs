@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use raceline_reactor::inheritance::{self, Offer};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
 
@@ -64,6 +65,8 @@ pub struct Server {
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _lock: socket::Lock,
+    /// A successor gets the listening socket.
+    _offer: Option<Offer>,
 }
 
 impl Server {
@@ -75,6 +78,7 @@ impl Server {
         manager.share();
         let lock = socket::Lock::take(&config.path)?;
         let listener = socket::listen(&config.path)?;
+        let offer = inheritance::offer(socket::handed_name(&config.path), &listener);
         let failed = |error| ListenError::Io { path: config.path.clone(), error };
         // One thread per connection at most: a connection makes one call at a time.
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -102,7 +106,13 @@ impl Server {
             runtime.shutdown_background();
         });
         let thread = thread.map_err(failed)?;
-        Ok(Self { path: config.path, end: Some(end), thread: Some(thread), _lock: lock })
+        Ok(Self {
+            path: config.path,
+            end: Some(end),
+            thread: Some(thread),
+            _lock: lock,
+            _offer: offer,
+        })
     }
 
     /// Where it listens.

@@ -17,6 +17,8 @@ mod token;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use raceline_reactor::inheritance::{self, Offer};
+
 pub use page::pages;
 pub use server::HttpServer;
 pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
@@ -69,6 +71,8 @@ pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     parts: Parts,
+    /// A process that takes the place of this one gets the socket.
+    offer: Option<Offer>,
 }
 
 impl Listener {
@@ -77,10 +81,15 @@ impl Listener {
     /// # Errors
     /// When the address cannot be had.
     pub fn bind(address: SocketAddr, parts: Parts) -> std::io::Result<Self> {
-        let socket = TcpListener::bind(address)?;
+        let name = |address| format!("the HTTP listener at {address}");
+        let socket = match inheritance::take(&name(address)) {
+            Some(handed) => TcpListener::from(handed),
+            None => TcpListener::bind(address)?,
+        };
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        Ok(Self { socket, address, parts })
+        let offer = inheritance::offer(name(address), &socket);
+        Ok(Self { socket, address, parts, offer })
     }
 
     /// Where it listens.

@@ -106,7 +106,7 @@ async fn last_answers(shared: &Shared) {
 }
 
 async fn accept(listener: Listener, shared: Arc<Shared>) {
-    let Listener { socket, address, parts } = listener;
+    let Listener { socket, address, parts, offer: _offer } = listener;
     let listener = match TcpListener::from_std(socket) {
         Ok(listener) => listener,
         Err(error) => {

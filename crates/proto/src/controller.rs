@@ -33,6 +33,7 @@ mod error_log;
 mod event;
 mod extent;
 mod feature;
+mod hand_over;
 mod identify;
 mod io;
 mod keep_alive;
@@ -59,6 +60,7 @@ pub use cross_reset::MAX_CROSS_RESETS;
 pub use discovery::DISCOVERY_LIMITS;
 pub use error_log::{ERROR_LOG_ENTRIES, ErrorEntry};
 pub use event::MAX_EVENT_REQUESTS;
+pub use hand_over::{ControllerState, NotTakenOver};
 pub use io::{IoCommand, parse_io, parse_ranges};
 pub use keep_alive::{ASSOCIATION_TIMEOUT, DISCOVERY_IDLE_TIMEOUT, TRAFFIC_REPORT_INTERVAL};
 pub use lba_status::{LbaState, LbaStatusQuery};
@@ -344,6 +346,12 @@ impl Controller {
     #[must_use]
     pub fn hostid(&self) -> HostId {
         self.hostid
+    }
+
+    /// What its connection has, or has before the host can use anything.
+    #[must_use]
+    pub fn security(&self) -> Security {
+        self.security
     }
 
     /// The part of its subsystem that its host sees, as of the latest snapshot; `None` for a discovery

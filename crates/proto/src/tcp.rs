@@ -39,7 +39,9 @@ mod receive;
 mod send;
 
 pub use ahead::CommandsAhead;
-pub use controller_queue::{ControllerQueue, ControllerQueueConfig, DataDest, Event};
+pub use controller_queue::{
+    ControllerQueue, ControllerQueueConfig, ControllerQueueState, DataDest, Event,
+};
 pub use error::{FatalError, Fes, Violation};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, R2tGrant};
 pub use pdu::{ADMIN_IN_CAPSULE_BYTES, DIGEST_LEN, IcReq, IcResp, TermReq};

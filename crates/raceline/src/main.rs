@@ -32,6 +32,7 @@ mod secrets;
 mod serve;
 mod shell;
 mod signals;
+mod successor;
 mod table;
 mod tally;
 mod watch;

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
 use raceline_control::events::EventJournal;
+use raceline_control::hand_over::{LastWords, Predecessor};
 use raceline_control::logging::{LogSettings, Logging};
+use raceline_reactor::inheritance;
 use sd_notify::NotifyState;
 use serde::Serialize;
 
@@ -16,7 +18,7 @@ use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::watch::{Core, Watch};
-use crate::{limits, log, sandbox, shell};
+use crate::{limits, log, sandbox, shell, successor};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -40,9 +42,31 @@ pub(crate) fn run(
     settings: LogSettings,
     events: Arc<EventJournal>,
 ) -> Result<(), Failure> {
+    if args.detach {
+        return successor::start_detached();
+    }
+    if args.keep_ram {
+        inheritance::keep_memory();
+    }
+    inheritance::enable();
+    if args.take_over {
+        // If this fails, what the daemon shares with this process must stay as it is.
+        return serve(args, settings, events).map_err(|failure| successor::exit(failure));
+    }
+    serve(args, settings, events)
+}
+
+fn serve(
+    args: &ServeArgs,
+    settings: LogSettings,
+    events: Arc<EventJournal>,
+) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
+    let predecessor =
+        args.take_over.then(|| Predecessor::meet(&args.socket, args.state_dir.clone()));
+    let predecessor = predecessor.transpose().map_err(Failure::runtime)?;
     let http = Prepared::new(&args.http, args.state_dir.as_deref())?;
     let addresses = http.as_ref().map(Prepared::addresses).unwrap_or_default();
     let mut config = DaemonConfig {
@@ -64,8 +88,12 @@ pub(crate) fn run(
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
     log::limit::start();
-    let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
-    let daemon = Daemon::start(config).map_err(Failure::runtime)?;
+    let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;
+    let mut daemon = match predecessor {
+        Some(predecessor) => Daemon::take_over(config, &predecessor).map_err(Failure::runtime)?,
+        None => Daemon::start(config).map_err(Failure::runtime)?,
+    };
+    daemon.await_successor(last_words()).map_err(Failure::runtime)?;
     if let Some(judge) = judge {
         judge.tell(listeners(&daemon));
     }
@@ -110,6 +138,9 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
             tracing::info!("signal {signal}: draining");
             return Ok(());
         }
+        if interrupt.successor_requested() {
+            successor::start();
+        }
         if let Some(failure) = daemon.manager().failure() {
             return Err(Failure::runtime(failure));
         }
@@ -127,6 +158,20 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
             last_sign = Instant::now();
         }
     }
+}
+
+/// What this process does when another one has taken its place.
+fn last_words() -> LastWords {
+    let before = |pid: i32| {
+        if let Ok(pid) = u32::try_from(pid) {
+            tell(&[NotifyState::MainPid(pid)]);
+        }
+    };
+    let after = |pid: i32| {
+        tracing::info!("process {pid} has taken the place of this one");
+        std::process::exit(0);
+    };
+    LastWords { before: Box::new(before), after: Box::new(after) }
 }
 
 /// The turns of all cores.

@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: the first requests the end, the second ends the process. SIGUSR1 requests a report.
+//! SIGINT and SIGTERM: the first requests the end, the second ends the process. SIGUSR1 requests a report, SIGUSR2 a
+//! successor.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::failure::code;
@@ -18,6 +19,8 @@ pub(crate) struct Interrupt {
     first: Arc<AtomicI32>,
     /// SIGUSR1 has arrived, and [`Self::report_requested`] has not reported it yet.
     report: Arc<AtomicBool>,
+    /// SIGUSR2 has arrived, and [`Self::successor_requested`] has not reported it yet.
+    successor: Arc<AtomicBool>,
     arrived: Receiver<()>,
 }
 
@@ -38,6 +41,14 @@ impl Interrupt {
         Self::catch_all(&[SIGINT, SIGTERM, SIGUSR1])
     }
 
+    /// The same as [`Self::catch`], and SIGUSR2 ends only [`Self::wait`] instead of the process.
+    ///
+    /// # Errors
+    /// When the signals cannot be caught.
+    pub(crate) fn catch_with_successors() -> io::Result<Self> {
+        Self::catch_all(&[SIGINT, SIGTERM, SIGUSR2])
+    }
+
     /// The same as [`Self::catch`], and the end of the terminal's session requests the end as well.
     ///
     /// # Errors
@@ -50,11 +61,14 @@ impl Interrupt {
         let mut signals = Signals::new(numbers)?;
         let (sender, arrived) = mpsc::channel();
         let (first, report) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
-        let (shared, wanted) = (first.clone(), report.clone());
+        let successor = Arc::new(AtomicBool::new(false));
+        let (shared, wanted, replaced) = (first.clone(), report.clone(), successor.clone());
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             for number in signals.forever() {
                 if number == SIGUSR1 {
                     wanted.store(true, Ordering::Release);
+                } else if number == SIGUSR2 {
+                    replaced.store(true, Ordering::Release);
                 } else if shared.swap(number, Ordering::AcqRel) != 0 {
                     std::process::exit(i32::from(code::SIGNAL) + number);
                 }
@@ -62,12 +76,17 @@ impl Interrupt {
                 let _ = sender.send(());
             }
         })?;
-        Ok(Self { first, report, arrived })
+        Ok(Self { first, report, successor, arrived })
     }
 
     /// Whether a report was requested since the last call.
     pub(crate) fn report_requested(&self) -> bool {
         self.report.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether a successor was requested since the last call.
+    pub(crate) fn successor_requested(&self) -> bool {
+        self.successor.swap(false, Ordering::AcqRel)
     }
 
     /// Waits for a signal for `time` at most; gives the first one that requests the end.

@@ -30,8 +30,8 @@ use crate::io::socket::{
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
-    AllocateMode, Completion, FileCall, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId,
-    Token, Wait,
+    AllocateMode, Completion, FileCall, FileId, HandsOver, Io, ListenerId, Outcome, RecvBuffers,
+    SocketId, Token, Wait,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::neighbours::Neighbours;
@@ -130,6 +130,8 @@ struct SocketSlot {
 struct ListenerSlot {
     fd: OwnedFd,
     token: Token,
+    /// It accepts nothing for now.
+    paused: bool,
 }
 
 struct ConnectSlot {
@@ -411,7 +413,7 @@ impl EpollIo {
     }
 
     fn resume_accept(&mut self, listener: u32) {
-        if let Some(slot) = self.listeners.get(listener) {
+        if let Some(slot) = self.listeners.get(listener).filter(|slot| !slot.paused) {
             let data = LISTENER << 32 | u64::from(listener);
             if let Err(error) =
                 self.control(libc::EPOLL_CTL_MOD, slot.fd.as_raw_fd(), READABLE, data)
@@ -556,7 +558,7 @@ impl Io for EpollIo {
     ) -> io::Result<(ListenerId, SocketAddr)> {
         let (fd, address) = socket::listen(address, options)?;
         let raw = fd.as_raw_fd();
-        let slot = ListenerSlot { fd, token };
+        let slot = ListenerSlot { fd, token, paused: false };
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         // Level-triggered: what one poll leaves unaccepted, the next one sees.
         let added =
@@ -602,6 +604,10 @@ impl Io for EpollIo {
 
     fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
         self.release_socket(socket, ends)
+    }
+
+    fn hands_over(&mut self) -> Option<&mut dyn HandsOver> {
+        Some(self)
     }
 
     fn declare(&mut self, socket: SocketId, class: SocketClass) {

@@ -23,6 +23,7 @@ pub(crate) mod transport;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,6 +139,34 @@ impl RecvBuffers {
     }
 }
 
+/// What an [`Io`] does so that another process can go on with its sockets.
+pub trait HandsOver {
+    /// Takes a receive that is in flight back, if it has got nothing: it finishes soon, with what has come or with
+    /// ECANCELED ([`is_taken_back`]). A receive of a provider's stream stays.
+    fn stop_recv(&mut self, socket: SocketId);
+
+    /// A copy of the descriptor of a socket. What waits in the kernel for more bytes is sent. `None`: it is not a socket of
+    /// the kernel's TCP alone.
+    fn copy_socket(&mut self, socket: SocketId) -> Option<OwnedFd>;
+
+    /// A copy of the descriptor of a listener. `None`: no socket of the kernel listens.
+    fn copy_listener(&self, listener: ListenerId) -> Option<OwnedFd>;
+
+    /// Has a listener accept nothing for now, or go on. What it has accepted before still arrives.
+    fn pause_listener(&mut self, listener: ListenerId, paused: bool);
+
+    /// Goes on with a listener of another process, which does not accept before [`Self::pause_listener`] lets it. Gives
+    /// its address.
+    ///
+    /// # Errors
+    /// The error of getsockname(2), or when it cannot be watched.
+    fn adopt_listener(
+        &mut self,
+        listener: OwnedFd,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)>;
+}
+
 /// How the blocks of a range are to be released or zeroed (fallocate(2) modes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateMode {
@@ -195,6 +224,12 @@ pub enum Outcome {
     Timer,
     /// An engine has finished an operation on data: [`Io::accelerated`] gives it.
     Accelerated(FinishedId),
+}
+
+/// Whether a receive came back because of [`Io::stop_recv`], or because its socket was closed.
+#[must_use]
+pub fn is_taken_back(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ECANCELED)
 }
 
 /// One finished operation.
@@ -272,6 +307,11 @@ pub trait Io {
     /// Gives a socket up, so that another core can adopt it; bytes that have come wait for that core. `ends` are
     /// its own address and its peer's. `None`: something of the socket is in flight, so it stays here.
     fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket>;
+
+    /// What has to do with other processes; `None` in simulation.
+    fn hands_over(&mut self) -> Option<&mut dyn HandsOver> {
+        None
+    }
 
     /// The name that the peer of a socket has proved to have, once it has. `None` for a socket without a
     /// provider that asks for such a proof.

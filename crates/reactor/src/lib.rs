@@ -12,11 +12,13 @@
 //! | [`send`] | send batches, and how their bytes reach a socket |
 //! | `memory` | I/O buffers, pools, regions |
 //! | `accel` | the core's channel to the acceleration framework |
+//! | [`inheritance`] | descriptors that a process hands to its successor |
 //! | `thread` | the loop of a core, mailboxes, wakers, counters |
 
 mod accel;
 mod epoll;
 pub mod flow;
+pub mod inheritance;
 pub mod io;
 mod memory;
 pub mod send;

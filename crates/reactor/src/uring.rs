@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,16 +27,13 @@ use crate::io::file_threads::FileWorkers;
 use crate::io::nvme::NvmeFormat;
 use crate::io::provided::Provided;
 use crate::io::slab::Slab;
-use crate::io::socket::{
-    self, ACCEPT_PAUSE, ConnectOptions, Inner, ListenOptions, Socket, accept_outcome,
-    is_transient_accept_error,
-};
+use crate::io::socket::{self, ConnectOptions, Inner, ListenOptions, Socket};
 use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
-    AllocateMode, Completion, FileCall, FileId, Io, ListenerId, Outcome, RecvBuffers, SocketId,
-    Token, Wait,
+    AllocateMode, Completion, FileCall, FileId, HandsOver, Io, ListenerId, Outcome, RecvBuffers,
+    SocketId, Token, Wait,
 };
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
@@ -45,6 +42,7 @@ use crate::send::pages::PagePipe;
 use crate::thread::stats::{DepartureStats, IoCounts};
 use crate::thread::waker::Waker;
 
+mod accept;
 mod closing;
 mod direct;
 mod files;
@@ -56,6 +54,7 @@ mod provided;
 mod ring;
 mod zero_copy;
 
+use accept::ListenerSlot;
 use direct::{RecvAt, SocketSlot};
 use fixed::FixedMemory;
 use nvme::NvmeRing;
@@ -114,13 +113,6 @@ pub struct UringIo {
     neighbours: Neighbours,
     flight: Flight,
     counts: IoCounts,
-}
-
-struct ListenerSlot {
-    fd: OwnedFd,
-    token: Token,
-    accept: Option<u64>,
-    closing: bool,
 }
 
 struct FileSlot {
@@ -468,55 +460,6 @@ impl UringIo {
         }
     }
 
-    fn handle_accept(
-        &mut self,
-        user_data: u64,
-        listener: u32,
-        result: io::Result<usize>,
-        more: bool,
-        done: &mut Vec<Completion>,
-    ) {
-        let accepted = result.map(|fd| {
-            let fd = RawFd::try_from(fd).expect("descriptors are 31-bit");
-            // SAFETY: the kernel has just made it for this completion.
-            unsafe { OwnedFd::from_raw_fd(fd) }
-        });
-        let pause = matches!(&accepted, Err(error) if !is_transient_accept_error(error));
-        if !more {
-            self.ops.remove(user_data);
-        }
-        let Some(slot) = self.listeners.get_mut(listener) else { return };
-        if slot.closing {
-            // A connection that came while the listener was being closed is closed unseen.
-            if !more {
-                self.listeners.remove(listener);
-            }
-            return;
-        }
-        let token = slot.token;
-        if !more {
-            slot.accept = None;
-            if pause {
-                self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
-            } else {
-                self.start_accept(listener);
-            }
-        }
-        if let Some(outcome) = accept_outcome(accepted) {
-            done.push(Completion { token, outcome });
-        }
-    }
-
-    fn start_accept(&mut self, listener: u32) {
-        let Some(slot) = self.listeners.get(listener).filter(|slot| slot.accept.is_none()) else {
-            return;
-        };
-        let user_data = self.start(slot.token, Kind::Accept { listener });
-        if let Some(slot) = self.listeners.get_mut(listener) {
-            slot.accept = Some(user_data);
-        }
-    }
-
     fn expire_timers(&mut self, done: &mut Vec<Completion>) {
         while let Some(timer) = self.timers.pop_due(self.now) {
             match timer {
@@ -548,7 +491,7 @@ impl Io for UringIo {
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         let (fd, address) = socket::listen(address, options)?;
-        let slot = ListenerSlot { fd, token, accept: None, closing: false };
+        let slot = ListenerSlot { fd, token, accept: None, closing: false, paused: false };
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         self.start_accept(id);
         Ok((ListenerId(id), address))
@@ -651,6 +594,10 @@ impl Io for UringIo {
 
     fn release(&mut self, socket: SocketId, ends: (SocketAddr, SocketAddr)) -> Option<Socket> {
         self.release_socket(socket, ends)
+    }
+
+    fn hands_over(&mut self) -> Option<&mut dyn HandsOver> {
+        Some(self)
     }
 
     fn close(&mut self, socket: SocketId, reset: bool) {

@@ -42,6 +42,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_madvise,
     libc::SYS_mbind,
     libc::SYS_membarrier,
+    libc::SYS_memfd_create,
     libc::SYS_mincore,
     // Pages of keys.
     libc::SYS_mlock,

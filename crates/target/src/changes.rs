@@ -6,6 +6,7 @@ pub(crate) mod central;
 pub(crate) mod config;
 pub(crate) mod connections;
 pub(crate) mod control;
+pub(crate) mod hand_over;
 pub(crate) mod info;
 pub(crate) mod iscsi;
 pub(crate) mod iscsi_config;

@@ -86,6 +86,8 @@ pub use changes::config::{
     TargetConfig, TargetError, ZeroCopySend,
 };
 pub use changes::connections::ConnectionOptions;
+pub use changes::hand_over::HandOver;
+pub use changes::hand_over::state::{FORM, HandedTarget};
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };

@@ -16,5 +16,6 @@ pub(crate) mod poll_group;
 pub(crate) mod range_lock;
 pub(crate) mod shares;
 pub(crate) mod slots;
+pub(crate) mod suspension;
 pub(crate) mod traveller;
 pub(crate) mod wipe;

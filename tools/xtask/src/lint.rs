@@ -67,6 +67,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/thread/affinity.rs",
     "crates/reactor/src/thread/waker.rs",
     "crates/reactor/src/uring.rs",
+    "crates/reactor/src/uring/accept.rs",
     "crates/reactor/src/uring/fixed.rs",
     "crates/reactor/src/uring/nvme.rs",
     "crates/reactor/src/uring/ops.rs",

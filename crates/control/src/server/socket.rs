@@ -9,6 +9,7 @@ use std::os::unix::fs::{
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use raceline_reactor::inheritance::{self, Offer};
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use socket2::{Domain, SockAddr, Socket, Type};
 
@@ -48,6 +49,8 @@ pub enum ListenError {
 /// path whose file was unlinked.
 pub(super) struct Lock {
     _file: File,
+    /// A successor gets it.
+    _offer: Option<Offer>,
 }
 
 impl Lock {
@@ -57,13 +60,21 @@ impl Lock {
         let failed = |error| ListenError::Io { path: path.to_owned(), error };
         make_directory(path).map_err(failed)?;
         check_directory(path)?;
+        let handed_name = format!("the lock {}", Path::new(&name).display());
+        if let Some(handed) = inheritance::copy(&handed_name) {
+            let offer = inheritance::offer(handed_name, &handed);
+            return Ok(Self { _file: handed.into(), _offer: offer });
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         // Not through a link that another user has put there.
         options.custom_flags(libc::O_NOFOLLOW);
         let file = options.open(&name).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => {
+                let offer = inheritance::offer(handed_name, &file);
+                Ok(Self { _file: file, _offer: offer })
+            }
             Err(rustix::io::Errno::WOULDBLOCK) => Err(ListenError::InUse(path.to_owned())),
             Err(error) => Err(failed(error.into())),
         }
@@ -72,6 +83,9 @@ impl Lock {
 
 /// Listens at a path whose lock is held.
 pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    if let Some(handed) = inheritance::take(&handed_name(path)) {
+        return Ok(handed.into());
+    }
     match fs::symlink_metadata(path) {
         // Left by an instance that was killed: this instance has its lock now.
         Ok(found) if found.file_type().is_socket() => {
@@ -82,6 +96,11 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
         Err(_) => {}
     }
     bind(path).map_err(|error| ListenError::Io { path: path.to_owned(), error })
+}
+
+/// The name under which a listening socket goes to a successor.
+pub(super) fn handed_name(path: &Path) -> String {
+    format!("the RPC socket {}", path.display())
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {

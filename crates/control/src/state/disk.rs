@@ -7,6 +7,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 
+use raceline_reactor::inheritance::{self, Offer};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -103,6 +104,8 @@ pub struct RealDisk {
     path: PathBuf,
     directory: File,
     _lock: File,
+    /// A successor gets the lock.
+    _offer: Option<Offer>,
 }
 
 impl RealDisk {
@@ -131,7 +134,8 @@ impl RealDisk {
             LockError::Held(holder) => StateError::Locked { dir: path.to_owned(), holder },
             LockError::Io(error) => failed("lock", &lock_path)(error),
         })?;
-        Ok(Self { path: path.to_owned(), directory, _lock: lock })
+        let offer = inheritance::offer(handed_name(&lock_path), &lock);
+        Ok(Self { path: path.to_owned(), directory, _lock: lock, _offer: offer })
     }
 }
 
@@ -158,9 +162,13 @@ enum LockError {
 
 /// Takes the lock, and leaves our process id in the file for daemons that find it locked.
 fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
-    let options = options().read(true).create(true).truncate(false).open(path);
-    let mut file = options.map_err(LockError::Io)?;
-    match file.try_lock() {
+    // The lock that a daemon has handed over holds already.
+    let handed = inheritance::copy(&handed_name(path)).map(File::from);
+    let is_handed = handed.is_some();
+    let open = || options().read(true).create(true).truncate(false).open(path);
+    let mut file = handed.map_or_else(open, Ok).map_err(LockError::Io)?;
+    let locked = if is_handed { Ok(()) } else { file.try_lock() };
+    match locked {
         Ok(()) => {}
         Err(std::fs::TryLockError::WouldBlock) => {
             let mut holder = String::new();
@@ -176,6 +184,12 @@ fn lock(_dir: &Path, path: &Path) -> Result<File, LockError> {
     // On a full disk the lock still holds; only the process id is missing.
     let _ = writeln!(file, "{}", std::process::id());
     Ok(file)
+}
+
+/// The name under which the lock goes to a successor.
+fn handed_name(path: &Path) -> String {
+    let canonical = path.canonicalize();
+    format!("the lock {}", canonical.as_deref().unwrap_or(path).display())
 }
 
 fn options() -> OpenOptions {

@@ -13,8 +13,8 @@ const MAX_CHANGED: usize = 1024;
 /// The namespaces that changed since the host last read the page.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedNamespaces {
-    nsids: BTreeSet<NamespaceId>,
-    overflow: bool,
+    pub(super) nsids: BTreeSet<NamespaceId>,
+    pub(super) overflow: bool,
 }
 
 impl ChangedNamespaces {

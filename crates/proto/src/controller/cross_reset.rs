@@ -20,7 +20,7 @@ const MAX_ENTRIES: usize = 64;
 /// The resets of other controllers that one controller was asked for.
 #[derive(Debug, Default)]
 pub(super) struct CrossResets {
-    entries: Vec<(ControllerInstance, ResetStatus)>,
+    pub(super) entries: Vec<(ControllerInstance, ResetStatus)>,
 }
 
 impl CrossResets {

@@ -29,8 +29,8 @@ pub struct ErrorEntry {
 /// The latest errors, and how many there ever were.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorLog {
-    entries: VecDeque<ErrorLogEntry>,
-    count: u64,
+    pub(super) entries: VecDeque<ErrorLogEntry>,
+    pub(super) count: u64,
 }
 
 impl ErrorLog {

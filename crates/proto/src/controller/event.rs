@@ -70,9 +70,9 @@ impl EventKind {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct KindState {
-    pending: bool,
-    masked: bool,
+pub(super) struct KindState {
+    pub(super) pending: bool,
+    pub(super) masked: bool,
 }
 
 /// The state of one controller's events.
@@ -81,9 +81,9 @@ pub(crate) struct Events {
     /// OAES: the optional events that this kind of controller has.
     supported: u32,
     /// Feature 0Bh.
-    config: u32,
-    kinds: [KindState; EventKind::ALL.len()],
-    requests: VecDeque<CommandId>,
+    pub(super) config: u32,
+    pub(super) kinds: [KindState; EventKind::ALL.len()],
+    pub(super) requests: VecDeque<CommandId>,
 }
 
 impl Events {

@@ -34,16 +34,16 @@ const WRITE_CACHE_ENABLED: u32 = 1;
 /// The values that have no effect here but must be kept.
 #[derive(Debug)]
 pub(crate) struct Features {
-    arbitration: u32,
-    power_management: u32,
-    over_temperature: u16,
-    under_temperature: u16,
-    error_recovery: u32,
-    write_atomicity: u32,
+    pub(super) arbitration: u32,
+    pub(super) power_management: u32,
+    pub(super) over_temperature: u16,
+    pub(super) under_temperature: u16,
+    pub(super) error_recovery: u32,
+    pub(super) write_atomicity: u32,
     /// ACRE: the host waits for CRDT before it retries.
-    waits_before_retry: bool,
+    pub(super) waits_before_retry: bool,
     /// CDFE: Copy takes source ranges that name their namespaces.
-    copies_across: bool,
+    pub(super) copies_across: bool,
 }
 
 impl Default for Features {

@@ -47,12 +47,12 @@ impl Rounding {
 pub(crate) struct KeepAlive {
     is_discovery: bool,
     rounding: Rounding,
-    kato_ms: u32,
-    last_command: Instant,
+    pub(super) kato_ms: u32,
+    pub(super) last_command: Instant,
     /// Set while the controller is not enabled, or is shut down.
-    disabled_since: Option<Instant>,
+    pub(super) disabled_since: Option<Instant>,
     /// No keep alive after a shutdown, until the next enable.
-    shut_down: bool,
+    pub(super) shut_down: bool,
 }
 
 impl KeepAlive {

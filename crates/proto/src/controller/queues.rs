@@ -7,9 +7,9 @@ use crate::nvme::{QueueId, Status};
 #[derive(Debug)]
 pub(crate) struct IoQueues {
     /// By QID - 1; as long as the subsystem's limit.
-    connected: Vec<bool>,
+    pub(super) connected: Vec<bool>,
     /// How many the host was granted: QIDs 1..=granted.
-    granted: u16,
+    pub(super) granted: u16,
 }
 
 impl IoQueues {

@@ -42,10 +42,10 @@ pub(crate) struct Drain {
 #[derive(Debug)]
 pub(crate) struct Registers {
     cap: Capabilities,
-    cc: Configuration,
-    rdy: bool,
-    cfs: bool,
-    shst: u32,
+    pub(super) cc: Configuration,
+    pub(super) rdy: bool,
+    pub(super) cfs: bool,
+    pub(super) shst: u32,
     drain: Option<Drain>,
     is_discovery: bool,
 }

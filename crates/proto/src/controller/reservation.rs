@@ -51,11 +51,11 @@ pub fn reservation_transfer(sqe: &Sqe, max_bytes: u32) -> Result<Transfer, Statu
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     /// Count, what has happened, and where.
-    waiting: VecDeque<(u64, NoticeKind, NamespaceId)>,
+    pub(super) waiting: VecDeque<(u64, NoticeKind, NamespaceId)>,
     /// The count of the last one.
-    count: u64,
+    pub(super) count: u64,
     /// Feature 82h of each namespace where it is not 0.
-    masks: BTreeMap<u32, u32>,
+    pub(super) masks: BTreeMap<u32, u32>,
 }
 
 impl Notices {

@@ -51,8 +51,8 @@ impl fmt::Display for Tolerance {
 /// The deviations of a host, and which of them were reported.
 #[derive(Debug, Default)]
 pub(crate) struct Tolerances {
-    seen: u8,
-    told: u8,
+    pub(super) seen: u8,
+    pub(super) told: u8,
 }
 
 impl Tolerances {

@@ -7,6 +7,8 @@ use zerocopy::little_endian::{U16, U32};
 
 use crate::nvme::{CommandId, Cqe, SglDescriptor, Sqe, opcode::fabrics};
 
+use serde::{Deserialize, Serialize};
+
 use super::PayloadWanted;
 use super::ahead::CommandsAhead;
 use super::error::{FatalError, Violation};
@@ -97,6 +99,20 @@ pub struct ControllerQueue {
     may_terminate: bool,
 }
 
+/// A queue between two PDUs, with nothing under way, as one process hands it to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControllerQueueState {
+    max_h2c_data: u32,
+    in_capsule_bytes: u32,
+    max_r2t_slots: u16,
+    header_digest: bool,
+    data_digest: bool,
+    hpda: u8,
+    maxr2t: u32,
+    /// The first bytes of the next header.
+    held: Vec<u8>,
+}
+
 /// The state for checking capsules and data; apart from the receiver, which lends the header.
 #[derive(Debug)]
 struct Commands {
@@ -159,6 +175,66 @@ impl ControllerQueue {
             requested: IcReq::default(),
             may_terminate: true,
         }
+    }
+
+    /// Whether the next byte, or the rest of a header, begins a PDU, and no data of a command have yet to come: then
+    /// [`Self::hand_over`] gives the queue.
+    #[must_use]
+    pub fn is_between(&self) -> bool {
+        let commands = &self.commands;
+        self.receiver.held_header().is_some()
+            && commands.current.is_none()
+            && !commands.r2ts.iter().any(|r2t| r2t.live)
+    }
+
+    /// Whether nothing has come at all.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.receiver.state() == QueueState::Uninitialized && self.receiver.at_header()
+    }
+
+    /// What another process needs to go on; `None`: something is under way.
+    #[must_use]
+    pub fn hand_over(&self) -> Option<ControllerQueueState> {
+        let held = self.receiver.held_header().filter(|_| self.is_between())?;
+        let config = self.commands.config;
+        Some(ControllerQueueState {
+            max_h2c_data: config.max_h2c_data,
+            in_capsule_bytes: config.in_capsule_bytes,
+            max_r2t_slots: config.max_r2t_slots,
+            header_digest: self.framing.header_digest,
+            data_digest: self.framing.data_digest,
+            hpda: self.requested.hpda,
+            maxr2t: self.requested.maxr2t,
+            held: held.to_vec(),
+        })
+    }
+
+    /// The queue of another process; [`Self::set_queue_kind`] is to follow. `None`: no queue has this state.
+    #[must_use]
+    pub fn take_over(state: &ControllerQueueState) -> Option<Self> {
+        let is_right = state.max_h2c_data >= MIN_MAXH2CDATA
+            && state.max_h2c_data.is_multiple_of(4)
+            && state.hpda <= MAX_PDA;
+        if !is_right {
+            return None;
+        }
+        let (header_digest, data_digest) = (state.header_digest, state.data_digest);
+        let mut queue = Self::new(ControllerQueueConfig {
+            max_h2c_data: state.max_h2c_data,
+            in_capsule_bytes: state.in_capsule_bytes,
+            max_r2t_slots: state.max_r2t_slots,
+            allow_hdgst: true,
+            allow_ddgst: true,
+        });
+        let (hpda, maxr2t) = (state.hpda, state.maxr2t);
+        queue.requested = IcReq { hpda, header_digest, data_digest, maxr2t };
+        queue.framing = Framing::new(header_digest, data_digest, hpda);
+        queue.receiver.set_digests(header_digest, data_digest);
+        queue.receiver.advance(QueueState::Ready);
+        let mut held = &state.held[..];
+        let waits_on = matches!(queue.receive(&mut held), Ok(None)) && held.is_empty();
+        waits_on.then_some(queue)
     }
 
     /// Sets which kind of queue Connect made: an admin queue takes 8192 in-capsule bytes with

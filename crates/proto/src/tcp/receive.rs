@@ -122,6 +122,16 @@ impl Receiver {
         self.judged = None;
     }
 
+    /// The bytes of the next header that have come; `None`: data are next, or commands do not flow.
+    pub(super) fn held_header(&self) -> Option<&[u8]> {
+        match self.phase {
+            Phase::Header { held, .. } if self.state == QueueState::Ready => {
+                Some(&self.held[..held])
+            }
+            _ => None,
+        }
+    }
+
     /// The digests that PDUs carry from now on.
     pub(super) fn set_digests(&mut self, header: bool, data: bool) {
         self.header_digest = header;

@@ -17,7 +17,8 @@ Clients of SPDK (rpc.py, spdk-rpc, and raceline rpc) configure it on the socket.
 --rpc-admin, root, and the user it runs as may change things; others whom the mode of the socket \
 lets in may look.
 
-SIGINT or SIGTERM ends it after what is in flight; a second one ends it at once.
+SIGINT or SIGTERM ends it after what is in flight; a second one ends it at once. SIGUSR2 has it start the \
+program anew with the same arguments and --take-over.
 
 Example: raceline serve -r /run/raceline/rpc.sock -m [0,1] --state-dir /var/lib/raceline")]
 pub(crate) struct ServeArgs {
@@ -51,6 +52,20 @@ pub(crate) struct ServeArgs {
     /// Announce the listeners of the discovery service to the local network by multicast DNS, and let clients search it
     #[arg(long)]
     pub(crate) mdns: bool,
+
+    /// Take the place of the daemon that has this RPC socket: hosts see a pause and no error. What it is started with besides
+    /// should be what the daemon was started with; the configuration comes from the daemon, whatever -c says
+    #[arg(long)]
+    pub(crate) take_over: bool,
+
+    /// Come back when it is ready, and leave it running
+    #[arg(long)]
+    pub(crate) detach: bool,
+
+    /// Keep the contents of devices in memory where a process that takes over finds them. They then have huge pages only if
+    /// /sys/kernel/mm/transparent_hugepage/shmem_enabled says so
+    #[arg(long)]
+    pub(crate) keep_ram: bool,
 
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,

@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use super::{EDGE, EpollIo, HUNG_UP, READABLE, SOCKET, SocketSlot, WRITABLE};
+use super::{
+    EDGE, EpollIo, HUNG_UP, LISTENER, ListenerSlot, READABLE, SOCKET, SocketSlot, WRITABLE,
+};
 use crate::flow::SocketClass;
 use crate::io::provided::slot_of;
 use crate::io::socket::{self, Inner, Socket};
-use crate::io::{Outcome, SocketId};
+use crate::io::{HandsOver, ListenerId, Outcome, SocketId, Token};
 
 impl EpollIo {
     pub(super) fn adopt_socket(&mut self, socket: Socket) -> io::Result<SocketId> {
@@ -77,5 +79,51 @@ impl EpollIo {
             socket::reset_on_close(&slot.fd);
         }
         // Between polls nothing is in the kernel, so the descriptor can go at once.
+    }
+}
+
+impl HandsOver for EpollIo {
+    fn stop_recv(&mut self, socket: SocketId) {
+        let recv = self.sockets.get_mut(socket.0).and_then(|slot| slot.recv.take());
+        if let Some((token, buffers)) = recv {
+            let cancelled = io::Error::from_raw_os_error(libc::ECANCELED);
+            self.finish(token, Outcome::Received(Err(cancelled), buffers));
+        }
+    }
+
+    fn copy_socket(&mut self, socket: SocketId) -> Option<OwnedFd> {
+        self.uncork(socket.0);
+        self.sockets.get(socket.0)?.fd.try_clone().ok()
+    }
+
+    fn copy_listener(&self, listener: ListenerId) -> Option<OwnedFd> {
+        self.listeners.get(listener.0)?.fd.try_clone().ok()
+    }
+
+    fn pause_listener(&mut self, listener: ListenerId, paused: bool) {
+        let Some(slot) = self.listeners.get_mut(listener.0) else { return };
+        slot.paused = paused;
+        let data = LISTENER << 32 | u64::from(listener.0);
+        let (fd, events) = (slot.fd.as_raw_fd(), if paused { 0 } else { READABLE });
+        if let Err(error) = self.control(libc::EPOLL_CTL_MOD, fd, events, data) {
+            tracing::error!("a listener cannot be watched any more: {error}");
+        }
+    }
+
+    fn adopt_listener(
+        &mut self,
+        fd: OwnedFd,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let address = socket::address_of_listener(&fd)?;
+        let raw = fd.as_raw_fd();
+        let slot = ListenerSlot { fd, token, paused: true };
+        let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
+        let data = LISTENER << 32 | u64::from(id);
+        if let Err(error) = self.control(libc::EPOLL_CTL_ADD, raw, 0, data) {
+            self.listeners.remove(id);
+            return Err(error);
+        }
+        Ok((ListenerId(id), address))
     }
 }

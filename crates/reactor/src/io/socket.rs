@@ -103,6 +103,11 @@ impl Socket {
         Socket { inner: Inner::Os(fd), local, peer }
     }
 
+    /// A connected TCP socket of another process, which has set its options.
+    pub fn of_process(fd: OwnedFd, local: SocketAddr, peer: SocketAddr) -> Socket {
+        Self::released(fd, (local, peer))
+    }
+
     pub(crate) fn simulated(socket: SimSocket, local: SocketAddr, peer: SocketAddr) -> Socket {
         Socket { inner: Inner::Simulated(socket), local, peer }
     }
@@ -298,6 +303,11 @@ pub(crate) fn listen(
     }
     let address = ip_address(&socket.local_addr()?)?;
     Ok((socket.into(), address))
+}
+
+/// The address of a listening socket that another process has set up.
+pub(crate) fn address_of_listener(fd: &OwnedFd) -> io::Result<SocketAddr> {
+    ip_address(&SockRef::from(fd).local_addr()?)
 }
 
 fn for_listen(address: SocketAddr) -> io::Result<socket2::Socket> {

@@ -1,14 +1,15 @@
-//! Anonymous memory mappings, the ground under pools and regions.
+//! Memory mappings, anonymous or of a file in memory: the ground under pools and regions.
 
 #![allow(unsafe_code)]
 
 use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::ptr::NonNull;
 
 /// The size of a normal page in bytes.
 pub(crate) const PAGE_SIZE: usize = 4096;
 
-/// An owned, zeroed, private, anonymous mapping.
+/// An owned mapping: zeroed, private and anonymous, or shared with whoever else maps its file in memory.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -29,6 +30,26 @@ impl Mapping {
         if alignment <= PAGE_SIZE {
             return Ok(Mapping { base: map(len, 0)?, len });
         }
+        let base = Self::reserve(len, alignment)?;
+        Ok(Mapping { base, len })
+    }
+
+    /// Maps the first `len` bytes of a file in memory (memfd_create(2)), as [`Self::anonymous`] does.
+    pub(crate) fn of_memory(
+        file: BorrowedFd<'_>,
+        len: usize,
+        alignment: usize,
+    ) -> io::Result<Mapping> {
+        let len = len.checked_next_multiple_of(PAGE_SIZE).ok_or(io::ErrorKind::InvalidInput)?;
+        let base = Self::reserve(len, alignment.max(PAGE_SIZE))?;
+        // From here on it is unmapped when this fails.
+        let mapping = Mapping { base, len };
+        map_shared_at(mapping.base, len, file.as_raw_fd())?;
+        Ok(mapping)
+    }
+
+    /// Addresses of `len` bytes of zeroes, at a multiple of `alignment`, which is more than a page.
+    fn reserve(len: usize, alignment: usize) -> io::Result<NonNull<u8>> {
         let whole = len.checked_add(alignment).ok_or(io::ErrorKind::InvalidInput)?;
         let start = map(whole, 0)?;
         // Cut off what lies before the first aligned byte and after the last one needed.
@@ -40,7 +61,7 @@ impl Mapping {
             unmap(start, head);
             unmap(end, alignment - head);
         }
-        Ok(Mapping { base, len })
+        Ok(base)
     }
 
     /// Maps `len` bytes (a multiple of the huge page size) of reserved huge pages.
@@ -87,8 +108,8 @@ impl Mapping {
     pub(crate) fn advise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: the range is inside this mapping. The advice given in this crate either
-        // changes no contents (MADV_HUGEPAGE, MADV_POPULATE_WRITE) or (MADV_DONTNEED) makes them
-        // zeroes, which the caller wants.
+        // changes no contents (MADV_HUGEPAGE, MADV_POPULATE_WRITE) or (MADV_DONTNEED, MADV_REMOVE) makes
+        // them zeroes, which the caller wants.
         let result = unsafe { libc::madvise(self.base.add(offset).as_ptr().cast(), len, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -110,6 +131,15 @@ fn map(len: usize, flags: libc::c_int) -> io::Result<NonNull<u8>> {
         return Err(io::Error::last_os_error());
     }
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Puts a shared mapping of a file in the place of one that [`map`] has made.
+fn map_shared_at(base: NonNull<u8>, len: usize, file: RawFd) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the range was mapped by the caller, who alone knows of it, and nothing is stored there.
+    let mapped = unsafe { libc::mmap(base.as_ptr().cast(), len, protection, flags, file, 0) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// # Safety

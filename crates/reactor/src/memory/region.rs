@@ -9,6 +9,7 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -45,6 +46,8 @@ pub struct Region {
     /// Writes go to memory at once, past the caches: that takes half the time, and leaves the caches to
     /// other data.
     past_caches: bool,
+    /// The advice that gives memory back and leaves zeroes: that depends on what is mapped.
+    give_back: libc::c_int,
 }
 
 impl Region {
@@ -55,7 +58,31 @@ impl Region {
     pub fn new(len: usize, pages: HugePages) -> io::Result<Region> {
         let (mapping, page_size) = map_pages(len, pages)?;
         let past_caches = policy::goes_past_caches(&Machine::current(), len);
-        Ok(Region { mapping, len, page_size, past_caches })
+        Ok(Region { mapping, len, page_size, past_caches, give_back: libc::MADV_DONTNEED })
+    }
+
+    /// Maps `len` bytes of a file in memory, which other processes may map as well. With
+    /// [`HugePages::Transparent`] the kernel uses huge pages if it does so for shared memory
+    /// (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
+    ///
+    /// # Errors
+    /// The error of mmap(2); `InvalidInput` if the file is shorter, and for explicit huge pages.
+    pub fn of_memory(file: impl AsFd, len: usize, pages: HugePages) -> io::Result<Region> {
+        let file = file.as_fd();
+        let size = rustix::fs::fstat(file)?.st_size;
+        let is_long = u64::try_from(size).is_ok_and(|size| size >= len as u64);
+        if !is_long || pages == HugePages::Explicit {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let page_size = if pages == HugePages::None { PAGE_SIZE } else { HUGE_PAGE_SIZE };
+        let mapping = Mapping::of_memory(file, len.max(1), page_size)?;
+        if pages == HugePages::Transparent
+            && let Err(error) = mapping.advise(0, mapping.len(), libc::MADV_HUGEPAGE)
+        {
+            tracing::debug!("no transparent huge pages: {error}");
+        }
+        let past_caches = policy::goes_past_caches(&Machine::current(), len);
+        Ok(Region { mapping, len, page_size, past_caches, give_back: libc::MADV_REMOVE })
     }
 
     /// Has pages that are allocated from now on come from the memory of a NUMA node, while that has some.
@@ -159,7 +186,7 @@ impl Region {
         // The last page may be partly behind the end of the region, where nothing is stored.
         let last = if end == self.len { self.mapped_len() } else { end - end % self.page_size };
         let given_back = first < last
-            && match self.mapping.advise(first, last - first, libc::MADV_DONTNEED) {
+            && match self.mapping.advise(first, last - first, self.give_back) {
                 Ok(()) => true,
                 Err(error) => {
                     // Before Linux 5.18 explicit huge pages cannot be given back; locked

@@ -412,6 +412,9 @@ pub enum TargetError {
         /// Its range.
         need: &'static str,
     },
+    /// What another process has handed over cannot be taken over.
+    #[error("a connection cannot be taken over: {0}")]
+    HandOver(String),
     /// The kernel refuses busy polling.
     #[error("{0}")]
     BusyPoll(std::io::Error),

@@ -37,7 +37,7 @@ use crate::records::registered::Registered;
 use crate::records::registry::Shared;
 
 /// How long a core may take to answer the control thread: it answers within a turn of its loop.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a device may take to have nothing in flight when it is removed, and a core to end when the
 /// target stops.
 pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(30);
@@ -398,7 +398,7 @@ impl Control {
     }
 
     /// Sends a message to a core, and waits for the answer.
-    fn ask<T>(
+    pub(crate) fn ask<T>(
         &self,
         core: usize,
         message: impl FnOnce(Reply<T>) -> Message,

@@ -1,5 +1,6 @@
 //! What cores and the control thread say to each other.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::changes::config::TargetError;
 use crate::changes::iscsi_message::IscsiMessage;
 use crate::changes::snapshot::{DeviceId, Snapshot};
 use crate::path::range_lock::LockId;
+use crate::path::suspension::{Incoming, Packed, Settled};
 use crate::path::traveller::{Joined, Traveller};
 use crate::records::counters::QueueCounters;
 use crate::records::early::Ticket;
@@ -134,6 +136,19 @@ pub(crate) enum Message {
     UnlockRange { device: DeviceId, lock: LockId },
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },
+
+    /// Control: accept nothing, and have all connections rest; then answer.
+    Suspend { reply: mpsc::Sender<()> },
+    /// Control: give the connections that rest.
+    Pack { reply: Reply<Vec<Packed>> },
+    /// Control: go on.
+    Resume,
+    /// Control: end all connections but these; then answer.
+    Leave { keep: Arc<HashSet<Place>>, reply: Reply<()> },
+    /// Control: make a connection of another process, which waits for [`Self::Resume`].
+    Install { incoming: Box<Incoming>, reply: Reply<Result<Settled, String>> },
+    /// Control: an I/O queue of the controller at `home` has come as well.
+    IoRestored { home: ConnKey, qid: QueueId, from: Place, counters: Arc<QueueCounters> },
 
     /// About iSCSI connections only.
     Iscsi(IscsiMessage),

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_proto::controller::{
-    Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ErrorEntry, Facts, IoCounters,
-    TargetSnapshot, asks_for_controllers,
+    Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ControllerState, ErrorEntry,
+    Facts, IoCounters, Security, TargetSnapshot, asks_for_controllers,
 };
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
-    CommandId, ControllerId, Cqe, Direction, HostNqn, NamespaceId, Nqn, QueueId, Sqe, Status,
+    CommandId, ControllerId, Cqe, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
+    Status,
 };
 use raceline_proto::reservation::Notice;
 use raceline_reactor::{Context, IoBuf, Payload};
@@ -539,5 +540,60 @@ impl Association {
         if let Some(keys) = &core.shared.config.generated_keys {
             self.generated.iter().for_each(|identity| keys.forget(identity));
         }
+    }
+}
+
+// ------------------------------------------------------------------------- another process
+
+impl Association {
+    /// Whether nothing is under way that another process could not go on with.
+    pub(crate) fn rests(&self) -> bool {
+        !self.closing_queues
+            && self.waiting.is_empty()
+            && self.generated.is_empty()
+            && self.controller.is_between()
+    }
+
+    /// What another process needs to go on with the controller.
+    pub(crate) fn hand_over(
+        &self,
+        now: Instant,
+    ) -> (ControllerInstance, Security, ControllerState) {
+        let controller = &self.controller;
+        (controller.instance(), controller.security(), controller.hand_over(now))
+    }
+
+    /// Where its I/O queues are.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.queues.iter().map(|queue| queue.place).collect()
+    }
+
+    /// What I/O queues of it learn when they come.
+    pub(crate) fn hostid(&self) -> HostId {
+        self.controller.hostid()
+    }
+
+    /// [`Joined::copies_across`].
+    pub(crate) fn switch(&self) -> Switch {
+        self.copies_across.set(self.controller.enables_copy_across());
+        self.copies_across.clone()
+    }
+
+    /// It goes on after a rest, which was no silence of the host.
+    pub(crate) fn go_on(&mut self, now: Instant) {
+        self.controller.command_seen(now);
+    }
+
+    /// An I/O queue has come from another process, too.
+    pub(crate) fn queue_restored(
+        &mut self,
+        qid: QueueId,
+        place: Place,
+        counters: Arc<QueueCounters>,
+    ) {
+        if let Some(stats) = &self.stats {
+            stats.attach(Arc::clone(&counters));
+        }
+        self.queues.push(JoinedQueue { qid, place, counters });
     }
 }

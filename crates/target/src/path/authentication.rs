@@ -86,6 +86,11 @@ impl Authentication {
         self.proven
     }
 
+    /// Whether the host has proved itself, and no transaction is under way: another process can go on with that alone.
+    pub(crate) fn rests(&self) -> bool {
+        self.proven && !self.only_makes_key() && self.began.is_none()
+    }
+
     /// An Authentication Send has come. A transaction that has taken longer than `limit` is given up before. Gives what
     /// to do with the command, and what follows for the connection.
     pub(crate) fn handle_send(

@@ -7,6 +7,7 @@ mod fencing;
 mod moving;
 mod security;
 mod share;
+mod suspending;
 mod teardown;
 
 use std::time::Instant;
@@ -17,7 +18,7 @@ use raceline_proto::nvme::authentication::is_authentication;
 use raceline_proto::nvme::{CommandId, Sqe, Status};
 use raceline_proto::reservation::Registrant;
 use raceline_proto::tcp::{ControllerQueue, DataDest, Event, FatalError, Violation};
-use raceline_reactor::io::{RecvBuffers, SocketId};
+use raceline_reactor::io::{RecvBuffers, SocketId, is_taken_back};
 use raceline_reactor::{Context, SendBatch, Token, WorkDone};
 
 use crate::changes::snapshot::DeviceId;
@@ -30,6 +31,7 @@ use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::range_lock::LockId;
 use crate::path::slots::{CommandSlot, NoSlot};
+use crate::path::suspension::Suspended;
 
 use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, Ends, EngineToken, Home, SlotKey};
@@ -61,6 +63,10 @@ pub(crate) struct Connection {
     commands: Commands,
     /// Another core is to have it.
     moving: Option<Moving>,
+    /// A provider's stream carries its bytes.
+    is_carried: bool,
+    /// It is to rest, or rests, for another process to have it.
+    suspended: Option<Suspended>,
 }
 
 impl Connection {
@@ -82,11 +88,14 @@ impl Connection {
             inbox: Inbox::of(config, &ends),
             commands: Commands::new(key, ends.peer, core),
             moving: None,
+            is_carried: false,
+            suspended: None,
         }
     }
 
     /// Its stream has a handshake of its own before ICReq, for which there is the time until Connect.
     pub(crate) fn allow_handshake(&mut self, core: &Core) {
+        self.is_carried = true;
         self.life.allow_handshake(core.shared.config.pre_connect.connect);
     }
 
@@ -126,6 +135,12 @@ impl Connection {
         buffers: RecvBuffers,
     ) {
         let (direct_len, start) = self.inbox.take_back(&mut self.commands, buffers);
+        if let Some(suspended) = &mut self.suspended {
+            suspended.is_stopping = false;
+            if result.as_ref().is_err_and(is_taken_back) {
+                return self.start_recv(cx);
+            }
+        }
         let len = match result {
             Ok(0) => return self.close(cx, core, "the host closed it"),
             Ok(len) => len,

@@ -36,6 +36,11 @@ impl Waiting {
         }
     }
 
+    /// Whether nobody waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Tells all of them; they wait no more.
     pub(crate) fn answer(&mut self, core: &Core, status: ResetStatus) {
         for reset in self.0.drain(..) {

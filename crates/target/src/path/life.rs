@@ -153,6 +153,11 @@ impl Life {
         Some(at)
     }
 
+    /// A timer has expired, and is set again later.
+    pub(crate) fn forget_timer(&mut self) {
+        self.timer_armed = None;
+    }
+
     /// A timer has expired. Gives why the connection has to end, if its deadline has passed.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<&'static str> {
         self.timer_armed = None;

@@ -118,6 +118,11 @@ impl Outbox {
         }
     }
 
+    /// The form of the queue's answers, and where the host's next entry is.
+    pub(crate) fn answers(&self) -> (Answers, u16) {
+        (self.answers, self.sqhd)
+    }
+
     /// Whether nothing waits to be sent, and nothing is being sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.batch.is_empty() && self.spare.is_some()

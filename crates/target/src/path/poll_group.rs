@@ -2,6 +2,7 @@
 
 mod iscsi;
 mod moves;
+mod suspending;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -12,10 +13,11 @@ use raceline_bdev::Done;
 use raceline_proto::nvme::Nqn;
 use raceline_proto::nvme::cross_reset::ResetStatus;
 use raceline_proto::reservation::Registrant;
+use raceline_reactor::inheritance::Offer;
 use raceline_reactor::io::ListenerId;
 use raceline_reactor::socket::{ListenOptions, check_free};
 use raceline_reactor::{
-    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
+    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token, inheritance,
 };
 
 use crate::changes::config::TargetError;
@@ -34,6 +36,8 @@ use crate::records::names::{
 use crate::records::placement::{Arrival, PlacementPolicy, Seat};
 use crate::records::registry::Shared;
 
+use suspending::Suspending;
+
 /// Token index bit that marks a listener.
 const LISTENER_BIT: u32 = 1 << 31;
 /// Token index of the timer that begins the next pass over deferred connections.
@@ -49,6 +53,8 @@ struct Listener {
     /// Carries the bytes of the connections that the kernel accepts; `None`: the kernel does, or the
     /// connections are already carried.
     streams: Option<Arc<dyn StreamProvider>>,
+    /// A successor of this process gets it.
+    _offer: Option<Offer>,
 }
 
 struct Entry {
@@ -76,6 +82,7 @@ pub(crate) struct PollGroup {
     next_pass: bool,
     /// Connections that are to move, and since when.
     moving: Vec<(ConnKey, Instant)>,
+    suspending: Suspending,
 }
 
 impl PollGroup {
@@ -94,6 +101,7 @@ impl PollGroup {
             resuming: Vec::new(),
             next_pass: false,
             moving: Vec::new(),
+            suspending: Suspending::default(),
         }
     }
 
@@ -122,7 +130,7 @@ impl PollGroup {
         }
         let Some(connection) = &mut entry.connection else { return false };
         f(connection, cx, &mut self.core);
-        if self.stopping && connection.is_drained() {
+        if (self.stopping || self.suspending.is_leaving()) && connection.is_drained() {
             connection.close(cx, &mut self.core, "the target is shutting down");
         }
         if connection.is_gone() {
@@ -158,16 +166,27 @@ impl PollGroup {
             None => {
                 let config = &self.core.shared.config;
                 let by_cpu = config.placement == PlacementPolicy::Listener;
-                if by_cpu && self.core.index == 0 && address.port() != 0 {
+                let is_new = !inheritance::is_sharing();
+                if by_cpu && is_new && self.core.index == 0 && address.port() != 0 {
                     check_free(address)?;
                 }
                 let group = by_cpu.then_some(&config.cores[..]);
                 let options = ListenOptions { priority: config.socket_priority, group };
-                cx.io.listen_with(address, options, token)?
+                match inheritance::take(&name_of(address, port.0, self.core.index)) {
+                    Some(listener) => match cx.io.hands_over() {
+                        Some(io) => io.adopt_listener(listener, token)?,
+                        None => return Err(std::io::ErrorKind::Unsupported.into()),
+                    },
+                    None => cx.io.listen_with(address, options, token)?,
+                }
             }
         };
         self.next_listener += 1;
-        self.listeners.push(Listener { id, address, index, port, streams });
+        let io = cx.io.hands_over().filter(|_| inheritance::is_enabled());
+        let copy = io.and_then(|io| io.copy_listener(id));
+        let name = name_of(address, port.0, self.core.index);
+        let _offer = copy.map(|copy| inheritance::offer_owned(name, copy));
+        self.listeners.push(Listener { id, address, index, port, streams, _offer });
         Ok(address)
     }
 
@@ -272,6 +291,9 @@ impl PollGroup {
         entry.connection = Some(connection);
         entry.seat = Some(seat);
         self.live += 1;
+        if self.suspending.is_active() {
+            self.with(cx, key, Connection::suspend);
+        }
     }
 
     /// An index for one more connection; `None`: all indices that a tag can name are in use.
@@ -485,6 +507,11 @@ impl PollGroup {
     }
 }
 
+/// The name by which a successor finds a listener.
+fn name_of(address: SocketAddr, protocol: Protocol, core: usize) -> String {
+    format!("the listener of {protocol:?} at {address} on core {core}")
+}
+
 #[cold]
 fn report_stale(who: &str) {
     tracing::error!("{who} has finished something that nobody waits for; it is ignored");
@@ -635,6 +662,12 @@ impl Service for PollGroup {
             }
             Message::Unfence { device, lock } => self.core.unfence(device, lock),
             Message::Iscsi(message) => self.handle_iscsi(cx, message),
+            Message::Suspend { .. }
+            | Message::Pack { .. }
+            | Message::Resume
+            | Message::Leave { .. }
+            | Message::Install { .. }
+            | Message::IoRestored { .. } => self.handle_suspension(cx, message),
         }
     }
 
@@ -721,6 +754,9 @@ impl Service for PollGroup {
         self.flush_iscsi(cx);
         if !self.moving.is_empty() {
             self.run_moves(cx);
+        }
+        if self.suspending.is_active() {
+            self.run_suspension(cx);
         }
         let waits = !self.core.deferred.is_empty() || self.core.shares.is_waiting();
         if waits && !std::mem::replace(&mut self.next_pass, true) {

@@ -79,6 +79,8 @@ pub(crate) struct PackedConnection {
     pub(crate) ends: Ends,
     /// It counts among the connections of its source that are known.
     pub(crate) admitted: bool,
+    /// A provider's stream carries its bytes.
+    pub(crate) is_carried: bool,
     pub(crate) commands: PackedCommands,
 }
 

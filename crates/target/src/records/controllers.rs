@@ -1,7 +1,7 @@
 //! The controllers of all subsystems: their numbers, what tells them from earlier ones of the same number, and how
 //! many each host has.
 
-use std::collections::{BTreeMap, HashMap, VecDeque, hash_map};
+use std::collections::{BTreeMap, HashMap, VecDeque, btree_map, hash_map};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -143,6 +143,23 @@ impl Controllers {
             *self.hosts.entry(host.clone()).or_default() += 1;
         }
         Ok(instance)
+    }
+
+    /// Counts a controller of another process, under the number that it has. Gives `false` if that is in use.
+    pub(crate) fn restore(
+        &mut self,
+        new: &NewController<'_>,
+        instance: ControllerInstance,
+    ) -> bool {
+        let NewController { place, subsystem, host, .. } = *new;
+        let numbers = self.subsystems.entry(subsystem.clone()).or_default();
+        let entry = Entry { place, host: host.clone(), instance, counted: true };
+        match numbers.used.entry(instance.cntlid.0) {
+            btree_map::Entry::Occupied(_) => return false,
+            btree_map::Entry::Vacant(free) => free.insert(entry),
+        };
+        *self.hosts.entry(host.clone()).or_default() += 1;
+        true
     }
 
     /// The host of a controller has proved who it is: the controller counts as one of its own from here on, unless

@@ -92,6 +92,12 @@ impl Placement {
         seat
     }
 
+    /// Counts a connection on this core, whatever the policy would choose.
+    pub(crate) fn seat(&mut self, core: usize) -> Seat {
+        self.cores[core].connections += 1;
+        Seat { core, queue: None }
+    }
+
     /// A connection is gone; with the last one of a receive queue, the queue is forgotten.
     pub(crate) fn unplace(&mut self, seat: Seat) {
         let load = &mut self.cores[seat.core];

@@ -162,6 +162,11 @@ impl Shared {
         self.lock().placement.place(arrival, listener)
     }
 
+    /// A seat on this core, or on another one if the target has fewer.
+    pub(crate) fn seat(&self, core: usize) -> Seat {
+        self.lock().placement.seat(core % self.cores.max(1))
+    }
+
     /// The connection is gone.
     pub(crate) fn unplace(&self, seat: Seat) {
         self.lock().placement.unplace(seat);
@@ -253,6 +258,15 @@ impl Shared {
             number.inspect_err(|error| tracing::error!(%error, "no random number")).ok().or(Some(0))
         };
         self.lock().controllers.add(new, random, now)
+    }
+
+    /// A controller of another process ([`Controllers::restore`]).
+    pub(crate) fn restore_controller(
+        &self,
+        new: &NewController<'_>,
+        instance: ControllerInstance,
+    ) -> bool {
+        self.lock().controllers.restore(new, instance)
     }
 
     /// The host of a controller has proved who it is: the controller counts as one of its own from here on, unless

@@ -63,6 +63,15 @@ impl Commands {
             && self.slots.active().all(|(_, slot)| slot.phase == Phase::Move)
     }
 
+    /// Whether all commands that are outstanding have had no effect, and wait in such a phase; no authentication is under
+    /// way either.
+    pub(crate) fn rest(&self, waits: impl Fn(Phase) -> bool) -> bool {
+        self.paused.is_none()
+            && matches!(self.pending_fuse, PendingFuse::None)
+            && self.slots.active().all(|(_, slot)| waits(slot.phase))
+            && self.auth.as_ref().is_none_or(|auth| auth.rests())
+    }
+
     /// What another core needs to go on: [`Self::may_move`] is true.
     pub(crate) fn pack(self) -> Option<PackedCommands> {
         let waiting = self.slots.active().map(|(_, slot)| slot.sqe).collect();

@@ -32,7 +32,8 @@ impl Connection {
     /// moves.
     pub(crate) fn begin_move(&mut self, core: &mut Core, to: usize) -> bool {
         let in_use = matches!(self.role, Role::Io) && self.life.state == LifeState::Open;
-        let moves = in_use && !self.life.draining && self.moving.is_none();
+        let moves =
+            in_use && !self.life.draining && self.moving.is_none() && self.suspended.is_none();
         if moves {
             self.moving = Some(Moving { to, departing: false });
             self.commands.begin_move(core);
@@ -50,7 +51,10 @@ impl Connection {
 
     /// Whether it is to move, and no command that it has needs more bytes.
     pub(super) fn holds_back(&self) -> bool {
-        self.moving.is_some() && !self.commands.await_bytes()
+        match &self.suspended {
+            Some(_) => !self.needs_bytes(),
+            None => self.moving.is_some() && !self.commands.await_bytes(),
+        }
     }
 
     /// Whether it is to move, and nothing of it is in flight.
@@ -86,8 +90,8 @@ impl Connection {
 
     /// What another core needs to go on, after [`Self::depart`].
     pub(crate) fn pack(self) -> Option<PackedConnection> {
-        let Self { ends, admitted, commands, .. } = self;
-        Some(PackedConnection { ends, admitted, commands: commands.pack()? })
+        let Self { ends, admitted, is_carried, commands, .. } = self;
+        Some(PackedConnection { ends, admitted, is_carried, commands: commands.pack()? })
     }
 
     /// A connection that has come from another core, and its writes that have yet to begin.
@@ -97,14 +101,26 @@ impl Connection {
         packed: PackedConnection,
         (core, now): (&mut Core, Instant),
     ) -> (Self, Vec<Sqe>) {
-        let PackedConnection { ends, admitted, commands } = packed;
+        let PackedConnection { ends, admitted, is_carried, commands } = packed;
         let (commands, waiting) = Commands::unpack(key, commands, core);
         core.digests |= commands.out.queue.data_digest();
         let mut inbox = Inbox::of(&core.shared.config, &ends);
         inbox.set_queue(false);
         let (role, life) = (Role::Io, Life::of_queue(now));
         let moving = None;
-        let connection = Self { key, socket, ends, life, admitted, role, inbox, commands, moving };
+        let connection = Self {
+            key,
+            socket,
+            ends,
+            life,
+            admitted,
+            role,
+            inbox,
+            commands,
+            moving,
+            is_carried,
+            suspended: None,
+        };
         (connection, waiting)
     }
 

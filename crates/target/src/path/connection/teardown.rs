@@ -27,6 +27,10 @@ impl Connection {
 
     /// A timer has expired; its deadline may no longer apply.
     pub(crate) fn handle_timer(&mut self, cx: &mut Context<'_>, core: &mut Core) {
+        if self.suspended.is_some() && !self.life.draining && self.life.state <= LifeState::Open {
+            // Its deadlines are looked at when it goes on.
+            return self.life.forget_timer();
+        }
         if let Some(why) = self.life.expire(cx.now) {
             self.close(cx, core, why);
         }

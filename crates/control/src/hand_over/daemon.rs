@@ -1,0 +1,310 @@
+//! The end of a daemon: meets its successor, and lets go step by step.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::NamespaceId;
+use raceline_reactor::inheritance;
+use raceline_target::{HandOver, Target};
+
+use super::wire::Wire;
+use super::{
+    FORM, FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, TakeOverError,
+};
+use crate::manager::{Manager, Phase};
+use crate::ptpl;
+
+/// How long a successor may take to say who it is, or to read a refusal.
+const HELLO_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take to make everything anew; changes wait for that.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long hosts may wait for connections to rest; those that do not are not handed over.
+const REST_LIMIT: Duration = Duration::from_secs(2);
+/// How long it may take to make the connections; hosts wait for that.
+const TAKEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long what is not handed over may take to end.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// Only the daemon's user may connect.
+const SOCKET_MODE: u32 = 0o600;
+
+/// What a daemon does besides, given the process of its successor.
+pub struct LastWords {
+    /// Before the successor goes on.
+    pub before: Box<dyn Fn(i32) + Send>,
+    /// After that: it ends the process, without closing anything in good order.
+    pub after: Box<dyn Fn(i32) + Send>,
+}
+
+/// Waits for a successor, on a thread of its own.
+pub struct Successors {
+    path: PathBuf,
+}
+
+impl Drop for Successors {
+    fn drop(&mut self) {
+        // The thread ends with the process.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Successors {
+    /// Listens. The lock of the RPC socket says that no other daemon listens here.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn start(path: PathBuf, manager: Arc<Manager>, last: LastWords) -> io::Result<Self> {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(SOCKET_MODE))?;
+        std::thread::Builder::new().name("successors".to_owned()).spawn(move || {
+            for stream in listener.incoming() {
+                match stream {
+                    Ok(stream) => meet(&Wire::new(stream), &manager, &last),
+                    Err(error) => {
+                        tracing::warn!("cannot meet a successor: {error}");
+                        std::thread::sleep(HELLO_LIMIT);
+                    }
+                }
+            }
+        })?;
+        Ok(Self { path })
+    }
+}
+
+/// One attempt. Comes back if this daemon goes on.
+fn meet(wire: &Wire, manager: &Manager, last: &LastWords) {
+    let pid = wire.peer().map_or(0, |(_, pid)| pid);
+    tracing::info!(pid, "a process wants to take the place of this one");
+    match hand_over(wire, manager, last) {
+        Ok(never) => match never {},
+        Err(TakeOverError::Refused(reason)) => {
+            tracing::warn!(pid, "it may not: {reason}");
+            // It may be sending: then it sees that this fails, and reads the reason first.
+            if wire.send(&FromDaemon::Refused(reason)).is_ok() {
+                let _ = wire.limit(HELLO_LIMIT);
+                wire.wait_for_end();
+            }
+        }
+        Err(TakeOverError::Lost(error)) => {
+            tracing::warn!(pid, "this daemon goes on, as that process is gone or silent: {error}");
+        }
+        Err(error) => tracing::warn!(pid, "this daemon goes on: {error}"),
+    }
+}
+
+enum Never {}
+
+fn refused(reason: impl ToString) -> TakeOverError {
+    TakeOverError::Refused(reason.to_string())
+}
+
+fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, TakeOverError> {
+    let lost = TakeOverError::Lost;
+    wire.limit(HELLO_LIMIT).map_err(lost)?;
+    let pid = check_peer(wire, manager)?;
+    // No change from here on, unless it fails.
+    let _changes = manager.hold_changes();
+    let descriptors = inheritance::offers().map_err(refused)?;
+    let (names, descriptors): (Vec<String>, Vec<OwnedFd>) = descriptors.into_iter().unzip();
+    wire.send(&FromDaemon::Offer(offered(manager, names))).map_err(lost)?;
+    wire.send_descriptors(&descriptors).map_err(lost)?;
+    drop(descriptors);
+    wire.limit(READY_LIMIT).map_err(lost)?;
+    expect(wire, |said| matches!(said, FromSuccessor::Ready))?;
+
+    let suspended = Suspended::all(manager)?;
+    let (state, sockets) = suspended.state(manager)?;
+    wire.limit(TAKEN_LIMIT).map_err(lost)?;
+    wire.send(&FromDaemon::State(state)).map_err(lost)?;
+    wire.send_descriptors(&sockets).map_err(lost)?;
+    expect(wire, |said| matches!(said, FromSuccessor::Taken))?;
+    suspended.leave();
+    (last.before)(pid);
+    wire.send(&FromDaemon::Go).map_err(lost)?;
+    tracing::info!(
+        pid,
+        connections = sockets.len(),
+        pause_us = suspended.since.elapsed().as_micros(),
+        "the other process goes on with these connections"
+    );
+    // Nothing here may touch them, not even by going on.
+    std::mem::forget(suspended);
+    (last.after)(pid);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Who it is, and whether it can be the successor. Gives its process.
+fn check_peer(wire: &Wire, manager: &Manager) -> Result<i32, TakeOverError> {
+    let (uid, pid) = wire.peer().map_err(TakeOverError::Lost)?;
+    let own = rustix::process::geteuid().as_raw();
+    if uid != own {
+        return Err(refused(format!(
+            "it runs as user {uid}, and the daemon as user {own}: run it as the daemon's user"
+        )));
+    }
+    let hello = match wire.receive() {
+        Ok(FromSuccessor::Hello(hello)) => hello,
+        Ok(_) => return Err(refused("it does not say who it is")),
+        Err(error) if error.is_data() => return Err(refused(other_version(None))),
+        Err(error) => return Err(TakeOverError::Lost(error)),
+    };
+    if hello.form != FORM || hello.connections != raceline_target::FORM {
+        return Err(refused(other_version(Some(&hello))));
+    }
+    let state_dir = manager.config().state_dir.clone();
+    let canonical = |dir: &Option<PathBuf>| dir.as_ref().map(|dir| dir.canonicalize().ok());
+    if canonical(&hello.state_dir) != canonical(&state_dir) {
+        let text = |dir: &Option<PathBuf>| {
+            let given = dir.as_ref().map(|dir| format!("--state-dir {}", dir.display()));
+            given.unwrap_or_else(|| "no --state-dir".to_owned())
+        };
+        return Err(refused(format!(
+            "the daemon was started with {}, and this process with {}: give it the same",
+            text(&state_dir),
+            text(&hello.state_dir)
+        )));
+    }
+    if manager.phase() != Phase::Runtime {
+        return Err(refused("it has not started yet: wait until it is ready"));
+    }
+    Ok(pid)
+}
+
+trait IsData {
+    fn is_data(&self) -> bool;
+}
+
+impl IsData for io::Error {
+    /// Whether something else came than was expected, and not an end.
+    fn is_data(&self) -> bool {
+        matches!(self.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
+    }
+}
+
+fn other_version(hello: Option<&Hello>) -> String {
+    let whose = hello.map_or("an unknown version".to_owned(), |hello| {
+        format!("version {} (forms {}.{})", hello.version, hello.form, hello.connections)
+    });
+    let (own, connections) = (env!("CARGO_PKG_VERSION"), raceline_target::FORM);
+    format!(
+        "{whose} cannot go on with the state of version {own} (forms {FORM}.{connections}): end the daemon and start \
+         the new version; its hosts connect anew"
+    )
+}
+
+/// Takes what the successor says next.
+fn expect(wire: &Wire, is_it: impl Fn(&FromSuccessor) -> bool) -> Result<(), TakeOverError> {
+    match wire.receive().map_err(TakeOverError::Lost)? {
+        FromSuccessor::Failed(why) => Err(TakeOverError::Unable(why)),
+        said if is_it(&said) => Ok(()),
+        _ => Err(refused("it does not keep to the order of the steps")),
+    }
+}
+
+fn offered(manager: &Manager, descriptors: Vec<String>) -> Offered {
+    let model = manager.model();
+    Offered {
+        catalogue: model.catalogue.entries().map(|(k, e)| (k.clone(), e.clone())).collect(),
+        missing: model.missing.keys().map(|key| format!("{key:?}")).collect(),
+        run: manager.config().run,
+        changes: manager.changes_so_far(),
+        descriptors,
+    }
+}
+
+/// All targets at rest. Dropped, they go on.
+struct Suspended {
+    targets: BTreeMap<String, (Arc<Target>, HandOver)>,
+    since: Instant,
+}
+
+impl Suspended {
+    fn all(manager: &Manager) -> Result<Self, TakeOverError> {
+        let targets = manager.running_targets();
+        let mut suspended = Self { targets: BTreeMap::new(), since: Instant::now() };
+        for (name, target) in targets {
+            let handed = target.suspend(REST_LIMIT);
+            let (handed, failed) = match handed {
+                Ok(handed) => (handed, None),
+                Err(error) => (HandOver::default(), Some(error)),
+            };
+            for left in &handed.left {
+                tracing::warn!("not handed over, its host connects anew: {left}");
+            }
+            suspended.targets.insert(name, (target, handed));
+            if let Some(error) = failed {
+                return Err(refused(error));
+            }
+        }
+        Ok(suspended)
+    }
+
+    /// What the successor needs.
+    fn state(&self, manager: &Manager) -> Result<(HandedState, Vec<OwnedFd>), TakeOverError> {
+        let (mut targets, mut sockets) = (BTreeMap::new(), Vec::new());
+        for (name, (_, handed)) in &self.targets {
+            targets.insert(name.clone(), handed.state.clone());
+            for socket in &handed.sockets {
+                sockets.push(socket.try_clone().map_err(refused)?);
+            }
+        }
+        let reservations = self.reservations(manager)?;
+        Ok((HandedState { targets, reservations }, sockets))
+    }
+
+    fn reservations(&self, manager: &Manager) -> Result<Vec<HandedReservations>, TakeOverError> {
+        let model = manager.model();
+        let mut all = Vec::new();
+        for (name, (cores, _)) in &self.targets {
+            let Some(target) = model.nvmf.targets.get(name) else { continue };
+            for (nqn, subsystem) in &target.subsystems {
+                for (nsid, namespace) in &subsystem.namespaces {
+                    // A namespace that is missing has none.
+                    let kept = cores.reservations(nqn, NamespaceId(*nsid));
+                    let Ok(kept) = kept else { continue };
+                    if kept.registrants.is_empty() && kept.generation == 0 {
+                        continue;
+                    }
+                    let content = ptpl::encode(&kept, namespace.uuid).map_err(refused)?;
+                    all.push(HandedReservations {
+                        target: name.clone(),
+                        nqn: nqn.as_str().to_owned(),
+                        nsid: *nsid,
+                        generation: kept.generation,
+                        content: String::from_utf8(content).map_err(refused)?,
+                    });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Ends what is not handed over.
+    fn leave(&self) {
+        for (target, handed) in self.targets.values() {
+            if let Err(error) = target.leave(handed, LEAVE_LIMIT) {
+                tracing::warn!("what is not handed over has not ended in time: {error}");
+            }
+        }
+    }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        for (target, _) in self.targets.values() {
+            target.resume();
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The beginning of a successor: meets the daemon, and takes its place step by step.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_proto::reservation::Reservations;
+use raceline_reactor::inheritance;
+use raceline_target::Target;
+
+use super::late::LateJournal;
+use super::wire::Wire;
+use super::{
+    FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, TakeOverError,
+    socket_of,
+};
+use crate::manager::catalogue::{Catalogue, Record};
+use crate::manager::{Manager, ManagerConfig};
+use crate::ptpl;
+
+/// How long the daemon may take to let go of what it has, once it is asked; a change may be under way there.
+const OFFER_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to have its connections rest, and to end what it cannot hand over.
+const STATE_LIMIT: Duration = Duration::from_secs(30);
+
+/// A daemon whose place this process is about to take.
+pub struct Predecessor {
+    wire: Wire,
+    offered: Offered,
+    pub(crate) journal: Option<(LateJournal, PathBuf)>,
+}
+
+impl Predecessor {
+    /// Meets the daemon that has this RPC socket. From here on, what it has handed over is found in
+    /// [`inheritance`]: this process must not end it in good order unless [`Self::take`] has succeeded, but end at once.
+    ///
+    /// # Errors
+    /// When there is none, or it does not agree.
+    pub fn meet(rpc_socket: &Path, state_dir: Option<PathBuf>) -> Result<Self, TakeOverError> {
+        let path = socket_of(rpc_socket);
+        let wire = Wire::connect(&path).map_err(|error| TakeOverError::NotThere { path, error })?;
+        wire.limit(OFFER_LIMIT).map_err(TakeOverError::Lost)?;
+        let hello = Hello::of_this_program(state_dir.clone());
+        let said = wire.send(&FromSuccessor::Hello(hello));
+        let offered = match (receive(&wire)?, said) {
+            (FromDaemon::Offer(offered), Ok(())) => offered,
+            (_, Err(error)) => return Err(TakeOverError::Lost(error)),
+            (_, Ok(())) => return Err(out_of_order()),
+        };
+        let descriptors =
+            wire.receive_descriptors(offered.descriptors()).map_err(TakeOverError::Lost)?;
+        inheritance::receive(offered.descriptors.iter().cloned().zip(descriptors));
+        let journal = state_dir.map(|dir| (LateJournal::default(), dir));
+        Ok(Self { wire, offered, journal })
+    }
+
+    /// The daemon's configuration.
+    pub(crate) fn catalogue(&self) -> Catalogue {
+        let mut catalogue = Catalogue::default();
+        for (key, entry) in &self.offered.catalogue {
+            catalogue.apply(Record::Put { key: key.clone(), entry: entry.clone() });
+        }
+        catalogue
+    }
+
+    /// Has a manager go on where that of the daemon ends.
+    pub(crate) fn continue_in(&self, config: &mut ManagerConfig) {
+        config.run = self.offered.run.map(|run| run + 1);
+        config.changes_before = self.offered.changes + 1;
+        if let Some((journal, _)) = &self.journal {
+            config.journal = Box::new(journal.clone());
+        }
+    }
+
+    /// This process cannot: the daemon goes on.
+    pub(crate) fn give_up(&self, why: &str) {
+        // It notices the end of this process as well.
+        let _ = self.wire.send(&FromSuccessor::Failed(why.to_owned()));
+    }
+
+    /// Everything but the connections exists: takes those over, and goes on with them.
+    ///
+    /// # Errors
+    /// When that fails: the daemon goes on.
+    pub(crate) fn take(&self, manager: &Manager) -> Result<(), TakeOverError> {
+        let missing: Vec<String> =
+            manager.model().missing.keys().map(|key| format!("{key:?}")).collect();
+        if let Some(new) = missing.iter().find(|key| !self.offered.missing.contains(key)) {
+            let why = manager.why_missing(new);
+            return Err(TakeOverError::Unable(format!("{new} is missing here: {why}")));
+        }
+        self.say(&FromSuccessor::Ready)?;
+        self.wire.limit(STATE_LIMIT).map_err(TakeOverError::Lost)?;
+        let FromDaemon::State(state) = receive(&self.wire)? else { return Err(out_of_order()) };
+        let sockets = self.wire.receive_descriptors(state.sockets());
+        let mut sockets = sockets.map_err(TakeOverError::Lost)?.into_iter();
+        let targets = manager.running_targets();
+        let HandedState { targets: handed, reservations } = state;
+        for reservation in &reservations {
+            restore(&targets, reservation)?;
+        }
+        // A target that nothing leads to may not be running here.
+        for (name, state) in handed.iter().filter(|(_, state)| state.connections() > 0) {
+            let target = target(&targets, name)?;
+            let own = sockets.by_ref().take(state.connections()).collect();
+            target.install(state, own).map_err(unable)?;
+        }
+        self.say(&FromSuccessor::Taken)?;
+        let FromDaemon::Go = receive(&self.wire)? else { return Err(out_of_order()) };
+        targets.iter().for_each(|(_, target)| target.resume());
+        Ok(())
+    }
+
+    /// The daemon is gone: opens its journal, and gives back what nobody has taken.
+    pub(crate) fn settle(&self) {
+        if let Some((journal, dir)) = &self.journal
+            && let Err(error) = journal.open(dir)
+        {
+            tracing::error!("no change can be made until this daemon is started anew: {error}");
+        }
+        for name in inheritance::settle() {
+            tracing::debug!("not taken over: {name}");
+        }
+    }
+
+    fn say(&self, what: &FromSuccessor) -> Result<(), TakeOverError> {
+        let Err(error) = self.wire.send(what) else { return Ok(()) };
+        // It may have said why.
+        match receive(&self.wire) {
+            Err(refused @ TakeOverError::Refused(_)) => Err(refused),
+            _ => Err(TakeOverError::Lost(error)),
+        }
+    }
+}
+
+fn receive(wire: &Wire) -> Result<FromDaemon, TakeOverError> {
+    match wire.receive().map_err(TakeOverError::Lost)? {
+        FromDaemon::Refused(reason) => Err(TakeOverError::Refused(reason)),
+        said => Ok(said),
+    }
+}
+
+fn out_of_order() -> TakeOverError {
+    TakeOverError::Unable("the daemon does not keep to the order of the steps".to_owned())
+}
+
+fn unable(error: impl ToString) -> TakeOverError {
+    TakeOverError::Unable(error.to_string())
+}
+
+fn target<'a>(
+    targets: &'a [(String, Arc<Target>)],
+    name: &str,
+) -> Result<&'a Target, TakeOverError> {
+    let found = targets.iter().find(|(known, _)| known == name);
+    found.map(|(_, target)| &**target).ok_or_else(|| unable(format!("there is no target {name}")))
+}
+
+fn restore(
+    targets: &[(String, Arc<Target>)],
+    handed: &HandedReservations,
+) -> Result<(), TakeOverError> {
+    let target = target(targets, &handed.target)?;
+    let nqn = Nqn::new(&handed.nqn).map_err(unable)?;
+    let kept = ptpl::decode_any(handed.content.as_bytes()).map_err(unable)?;
+    let reservations = Reservations { generation: handed.generation, ..kept };
+    target.restore_reservations(&nqn, NamespaceId(handed.nsid), reservations).map_err(unable)
+}

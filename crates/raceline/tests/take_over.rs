@@ -1,0 +1,477 @@
+//! `raceline serve --take-over`: a new process goes on with the connections of a daemon, or the daemon goes on itself.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod support;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use raceline_control::hand_over::{FromDaemon, FromSuccessor, Hello, Wire, socket_of};
+use rustix::process::{Pid, Signal, getuid, kill_process};
+use serde_json::{Value, json};
+use support::{Running, call};
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A user with no rights.
+const NOBODY: u32 = 65534;
+
+/// A daemon and the processes that have taken its place, in a directory of their own.
+struct Place {
+    directory: tempfile::TempDir,
+    daemon: Child,
+    port: String,
+}
+
+impl Place {
+    /// A namespace in memory and one in a file, both of 4 MiB.
+    fn new(more: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let daemon = start(directory.path(), more);
+        let mut place = Self { directory, daemon, port: String::new() };
+        assert_eq!(place.wait_for_ready().unwrap(), place.daemon.id());
+        let file = place.path("data.img");
+        File::create(&file).unwrap().set_len(4 << 20).unwrap();
+        let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+        let memory = json!({ "name": "M", "num_blocks": 8192, "block_size": 512 });
+        let aio = json!({ "name": "F", "filename": file, "block_size": 512 });
+        for (method, params) in [
+            ("nvmf_create_transport", json!({ "trtype": "TCP", "max_io_qpairs_per_ctrlr": 127 })),
+            ("bdev_malloc_create", memory),
+            ("bdev_aio_create", aio),
+            ("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true })),
+            ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } })),
+            ("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "F" } })),
+            ("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": address })),
+        ] {
+            place.call(method, params);
+        }
+        let listeners = place.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+        place.port = listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("rpc.sock")
+    }
+
+    fn call(&self, method: &str, params: Value) -> Value {
+        call(&self.socket(), method, params).unwrap()
+    }
+
+    /// The numbers and queues of its controllers: those of hosts that had to connect anew would be others.
+    fn controllers(&self) -> Value {
+        let mut all = self.call("nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
+        let all = all.as_array_mut().unwrap();
+        all.sort_by_key(|controller| controller["cntlid"].as_u64());
+        Value::Array(std::mem::take(all))
+    }
+
+    /// Waits for the line of the process that was started last; gives its number.
+    fn wait_for_ready(&mut self) -> Result<u32, String> {
+        ready_line(&mut self.daemon)
+    }
+
+    /// A new process takes the place of the present one.
+    fn take_over(&mut self, more: &[&str]) {
+        let arguments: Vec<&str> = [&["--take-over"], more].concat();
+        let successor = start(self.directory.path(), &arguments);
+        let mut before = std::mem::replace(&mut self.daemon, successor);
+        if let Err(why) = self.wait_for_ready() {
+            panic!("{why}\nthe daemon said: {}", self.said());
+        }
+        assert_eq!(wait(&mut before), Some(0), "{}", self.said());
+    }
+
+    /// A new process fails to do so: what it says.
+    fn refused(&self, command: &mut Command) -> String {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let code = wait(&mut child);
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).unwrap();
+        assert_eq!(code, Some(1), "{said}");
+        said
+    }
+
+    /// What all daemons here have logged.
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// A host whose queues read and write both namespaces, and check what they read, until [`end_load`].
+    fn load(&self, queues: u16) -> Running {
+        let queues = queues.to_string();
+        let place = ["-a", "127.0.0.1", "-s", &self.port, "-n", NQN, "--namespace", "1,2"];
+        let work = ["--rw", "randrw", "--bs", "4k", "--iodepth", "4", "--verify", "-i", &queues];
+        let time = ["--ramp_time", "0", "--runtime", "3600", "-o", "json"];
+        let load = support::start(&[&["perf"], &place[..], &work[..], &time[..]].concat());
+        let deadline = Instant::now() + LIMIT;
+        while !self.has_queues(&queues) {
+            assert!(Instant::now() < deadline, "the load has not begun");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        load
+    }
+
+    fn has_queues(&self, queues: &str) -> bool {
+        let all = self.controllers();
+        let connected = |controller: &Value| controller["num_io_qpairs"].to_string() == queues;
+        all.as_array().unwrap().iter().any(connected)
+    }
+
+    /// Reads that the namespaces have served.
+    fn reads(&self) -> u64 {
+        let stats = self.call("bdev_get_iostat", json!({}));
+        let bdevs = stats["bdevs"].as_array().unwrap().iter();
+        bdevs.map(|bdev| bdev["num_read_ops"].as_u64().unwrap()).sum()
+    }
+
+    /// Whether the daemon is there, and has done with all attempts before.
+    fn still_serves(&self) -> bool {
+        let Ok(wire) = Wire::connect(&socket_of(&self.socket())) else { return false };
+        wire.limit(LIMIT).unwrap();
+        let mut hello = Hello::of_this_program(None);
+        hello.form += 1;
+        wire.send(&FromSuccessor::Hello(hello)).is_ok()
+            && matches!(wire.receive(), Ok(FromDaemon::Refused(_)))
+    }
+
+    /// Waits until the load has read that much more.
+    fn wait_for_reads(&self, count: u64) {
+        let (before, deadline) = (self.reads(), Instant::now() + LIMIT);
+        while self.reads() < before + count {
+            assert!(Instant::now() < deadline, "the load stands still: {}", self.said());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// The program, whose log goes on in the file of its directory.
+fn command(directory: &Path, more: &[&str]) -> Command {
+    command_for(&directory.join("rpc.sock"), &directory.join("state"), more)
+}
+
+/// The program with another socket, or another state.
+fn command_for(socket: &Path, state: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+    command.arg("-v").arg("serve").arg("-r").arg(socket).arg("--state-dir").arg(state).args(more);
+    command.stdin(Stdio::null()).env_remove("RACELINE_LOG").env("NO_COLOR", "1");
+    command
+}
+
+fn start(directory: &Path, more: &[&str]) -> Child {
+    let log = File::options().create(true).append(true).open(directory.join("log")).unwrap();
+    let mut command = command(directory, more);
+    command.stdout(Stdio::piped()).stderr(log).spawn().unwrap()
+}
+
+fn ready_line(child: &mut Child) -> Result<u32, String> {
+    let stdout = child.stdout.take().unwrap();
+    let (sender, line) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut first = String::new();
+        let _ = BufReader::new(stdout).read_line(&mut first);
+        let _ = sender.send(first);
+    });
+    let line = line.recv_timeout(LIMIT).map_err(|_| "it is not ready in time".to_owned())?;
+    let ready: Value =
+        serde_json::from_str(&line).map_err(|_| format!("it is not ready: {line:?}"))?;
+    Ok(u32::try_from(ready["pid"].as_u64().unwrap()).unwrap())
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(Instant::now() < deadline, "it has not ended");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Ends a load, which must have seen no error. Gives the longest time that a command has taken.
+fn end_load(load: Running) -> Duration {
+    let output = load.interrupt();
+    let said = &output.stderr;
+    assert_eq!(output.code, Some(130), "{said}");
+    assert!(!said.contains("error") && !said.contains("reconnect"), "{said}");
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    let job = &report["jobs"][0];
+    assert_eq!(job["error"], 0, "{job}");
+    let longest = ["read", "write"].map(|kind| job[kind]["clat_ns"]["max"].as_f64().unwrap());
+    Duration::from_secs_f64(longest[0].max(longest[1]) / 1e9)
+}
+
+/// The pauses that daemons have logged, the shortest first.
+fn pauses(log: &str) -> Vec<Duration> {
+    let values = log.lines().filter_map(|line| line.split("pause_us=").nth(1));
+    let number = |text: &str| text.split_whitespace().next().unwrap().parse().unwrap();
+    let mut all: Vec<Duration> = values.map(|v| Duration::from_micros(number(v))).collect();
+    all.sort();
+    all
+}
+
+fn run_under_load(times: usize, queues: u16) {
+    let mut place = Place::new(&["--keep-ram"]);
+    let load = place.load(queues);
+    let before = place.controllers();
+    for _ in 0..times {
+        place.wait_for_reads(50);
+        place.take_over(&["--keep-ram"]);
+        assert_eq!(place.controllers(), before, "{}", place.said());
+    }
+    place.wait_for_reads(50);
+    let longest = end_load(load);
+    let said = place.said();
+    assert!(!said.contains("not handed over"), "{said}");
+    let pauses = pauses(&said);
+    assert_eq!(pauses.len(), times, "{said}");
+    let at = |percent: usize| pauses[(times * percent / 100).min(times - 1)];
+    println!(
+        "{times} take-overs of {queues} queues: pause P50 {:?}, P99 {:?}, longest {:?}; the slowest command took \
+         {longest:?}",
+        at(50),
+        at(99),
+        at(100)
+    );
+    kill_process(Pid::from_child(&place.daemon), Signal::TERM).unwrap();
+    assert_eq!(wait(&mut place.daemon), Some(0), "{}", place.said());
+    assert!(!place.socket().exists() && !socket_of(&place.socket()).exists());
+}
+
+#[test]
+fn hosts_see_a_pause_and_no_error() {
+    run_under_load(3, 8);
+}
+
+#[test]
+#[ignore = "takes minutes: what docs/lab says of pauses"]
+fn hosts_see_a_hundred_pauses_and_no_error() {
+    run_under_load(100, 63);
+}
+
+/// Plays a successor up to a step, and is gone then.
+fn die_at(place: &Place, step: usize) {
+    let wire = Wire::connect(&socket_of(&place.socket())).unwrap();
+    wire.limit(LIMIT).unwrap();
+    if step == 0 {
+        return;
+    }
+    let state_dir = Some(place.path("state"));
+    wire.send(&FromSuccessor::Hello(Hello::of_this_program(state_dir))).unwrap();
+    if step == 1 {
+        return;
+    }
+    let FromDaemon::Offer(offered) = wire.receive().unwrap() else { panic!("no offer") };
+    if step == 2 {
+        return;
+    }
+    let descriptors = wire.receive_descriptors(offered.descriptors()).unwrap();
+    wire.send(&FromSuccessor::Ready).unwrap();
+    if step == 3 {
+        return;
+    }
+    let FromDaemon::State(state) = wire.receive().unwrap() else { panic!("no state") };
+    assert!(state.sockets() > 1);
+    if step == 4 {
+        return;
+    }
+    let sockets = wire.receive_descriptors(state.sockets()).unwrap();
+    if step == 5 {
+        // Gone with all that it has got.
+        drop((descriptors, sockets));
+        return;
+    }
+    wire.send(&FromSuccessor::Failed("it only plays".to_owned())).unwrap();
+}
+
+#[test]
+fn a_daemon_goes_on_when_its_successor_dies() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let load = place.load(4);
+    let before = place.controllers();
+    for step in 0..=6 {
+        die_at(&place, step);
+        place.wait_for_reads(50);
+        assert_eq!(place.controllers(), before, "step {step}");
+        // A change waits until the daemon has noticed, and is then made.
+        place.call("bdev_null_create", json!({ "name": "N", "num_blocks": 8, "block_size": 512 }));
+        place.call("bdev_null_delete", json!({ "name": "N" }));
+    }
+    // Killed at any moment, it leaves no trace either.
+    for delay_ms in [5, 20, 60, 120] {
+        let mut successor = start(place.directory.path(), &["--take-over", "--keep-ram"]);
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        successor.kill().unwrap();
+        successor.wait().unwrap();
+        if !place.still_serves() {
+            // It was faster: then its end is that of the daemon.
+            return drop(load);
+        }
+        place.wait_for_reads(50);
+        assert_eq!(place.controllers(), before, "{delay_ms} ms");
+    }
+    place.take_over(&["--keep-ram"]);
+    assert_eq!(place.controllers(), before);
+    place.wait_for_reads(50);
+    end_load(load);
+}
+
+#[test]
+fn a_successor_that_cannot_be_one_is_told_why() {
+    let place = Place::new(&[]);
+    let directory = place.directory.path();
+    let load = place.load(2);
+    let refused = |words: &[&str], said: String| {
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        place.wait_for_reads(20);
+    };
+    // The contents of memory would be lost.
+    let said = place.refused(&mut command(directory, &["--take-over"]));
+    refused(&["goes on", "--keep-ram"], said);
+    // Another state.
+    let other = directory.join("other");
+    let said = place.refused(&mut command_for(&place.socket(), &other, &["--take-over"]));
+    refused(&["goes on", "--state-dir", "give it the same"], said);
+    // No daemon.
+    let (nowhere, state) = (directory.join("nowhere.sock"), directory.join("state"));
+    let said = place.refused(&mut command_for(&nowhere, &state, &["--take-over"]));
+    refused(&["no daemon can be met", "-r"], said);
+    // Another version.
+    let wire = Wire::connect(&socket_of(&place.socket())).unwrap();
+    wire.limit(LIMIT).unwrap();
+    let mut hello = Hello::of_this_program(Some(place.path("state")));
+    hello.connections += 1;
+    hello.version = "9.9.9".to_owned();
+    wire.send(&FromSuccessor::Hello(hello)).unwrap();
+    let FromDaemon::Refused(said) = wire.receive().unwrap() else { panic!("not refused") };
+    drop(wire);
+    refused(&["version 9.9.9", "end the daemon and start"], said);
+    // Something else altogether.
+    let wire = Wire::connect(&socket_of(&place.socket())).unwrap();
+    wire.limit(LIMIT).unwrap();
+    wire.send(&json!({ "a": ["later", "form"] })).unwrap();
+    let FromDaemon::Refused(said) = wire.receive().unwrap() else { panic!("not refused") };
+    drop(wire);
+    refused(&["unknown version"], said);
+    end_load(load);
+}
+
+#[test]
+fn another_user_takes_nothing_over() {
+    if !getuid().is_root() {
+        return eprintln!("skipped: only root can be another user");
+    }
+    let place = Place::new(&["--keep-ram"]);
+    let mut command = command(place.directory.path(), &["--take-over", "--keep-ram"]);
+    let said = place.refused(command.uid(NOBODY));
+    assert!(said.contains("run this as the same user"), "{said}");
+    assert!(place.controllers().as_array().unwrap().is_empty());
+}
+
+#[test]
+fn initiators_of_iscsi_log_in_anew() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let portals = json!([{ "host": "127.0.0.1", "port": "0" }]);
+    place.call("iscsi_create_portal_group", json!({ "tag": 1, "portals": portals }));
+    let any = json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["127.0.0.0/8"] });
+    place.call("iscsi_create_initiator_group", any);
+    let (iqn, maps) = ("iqn.2026-01.org.example:disk", json!([{ "pg_tag": 1, "ig_tag": 1 }]));
+    let luns = json!([{ "bdev_name": "M", "lun_id": 0 }]);
+    let node = json!({ "name": iqn, "alias_name": "", "pg_ig_maps": maps, "luns": luns,
+        "queue_depth": 64, "disable_chap": true });
+    place.call("iscsi_create_target_node", node);
+    let groups = place.call("iscsi_get_portal_groups", Value::Null);
+    let port = groups[0]["portals"][0]["port"].as_str().unwrap();
+    let load = support::start(&[
+        "perf",
+        "--iscsi",
+        "-a",
+        "127.0.0.1",
+        "-s",
+        port,
+        "-n",
+        iqn,
+        "--rw",
+        "randrw",
+        "--iodepth",
+        "4",
+        "--verify",
+        "-i",
+        "2",
+        "--ramp_time",
+        "0",
+        "--runtime",
+        "3600",
+        "-o",
+        "json",
+    ]);
+    for _ in 0..2 {
+        place.wait_for_reads(50);
+        place.take_over(&["--keep-ram"]);
+    }
+    place.wait_for_reads(50);
+    let output = load.interrupt();
+    assert_eq!(output.code, Some(130), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(report["jobs"][0]["error"], 0, "{report}");
+    // Two sessions, two times.
+    assert_eq!(report["jobs"][0]["reconnects"], 4, "{report}");
+}
+
+#[test]
+fn a_signal_starts_the_successor() {
+    let mut place = Place::new(&["--keep-ram", "--sandbox", "off"]);
+    let load = place.load(2);
+    let before = place.controllers();
+    place.wait_for_reads(20);
+    kill_process(Pid::from_child(&place.daemon), Signal::USR2).unwrap();
+    assert_eq!(wait(&mut place.daemon), Some(0), "{}", place.said());
+    place.wait_for_reads(20);
+    assert_eq!(place.controllers(), before);
+    end_load(load);
+    // It is no child of this test: it ends by a call.
+    place.call("spdk_kill_instance", json!({ "sig_name": "SIGTERM" }));
+    let deadline = Instant::now() + LIMIT;
+    while place.socket().exists() {
+        assert!(Instant::now() < deadline, "it has not ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_detached_successor_comes_back_when_it_is_ready() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let output = command(place.directory.path(), &["--take-over", "--keep-ram", "--detach"])
+        .stderr(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let ready: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(wait(&mut place.daemon), Some(0), "{}", place.said());
+    assert!(ready["pid"].as_u64().is_some());
+    // One that has nothing to take over gives back why.
+    let (nowhere, state) = (place.path("nowhere.sock"), place.path("state"));
+    let said = place.refused(&mut command_for(&nowhere, &state, &["--take-over", "--detach"]));
+    assert!(said.contains("no daemon can be met"), "{said}");
+    place.call("spdk_kill_instance", json!({ "sig_name": "SIGTERM" }));
+}
