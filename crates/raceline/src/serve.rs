@@ -51,7 +51,7 @@ pub(crate) fn run(
     inheritance::enable();
     if args.take_over {
         // If this fails, what the daemon shares with this process must stay as it is.
-        return serve(args, settings, events).map_err(|failure| successor::exit(failure));
+        return serve(args, settings, events).map_err(successor::exit);
     }
     serve(args, settings, events)
 }

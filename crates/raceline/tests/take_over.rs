@@ -126,7 +126,8 @@ impl Place {
 
     fn has_queues(&self, queues: &str) -> bool {
         let all = self.controllers();
-        let connected = |controller: &Value| controller["num_io_qpairs"].to_string() == queues;
+        let connected =
+            |controller: &Value| controller["num_io_qpairs"].as_u64() == queues.parse().ok();
         all.as_array().unwrap().iter().any(connected)
     }
 
