@@ -24,7 +24,7 @@ CPU_SECONDS = 4
 CPU_LIMIT_PERCENT = 2.0
 # Updates of a week that is simulated, and looks at its memory.
 WEEK_LOOKS = 6
-WEEK_UPDATES = 4000
+WEEK_UPDATES = 150
 LEAK_BYTES = 64 << 10
 
 

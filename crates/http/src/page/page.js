@@ -470,7 +470,7 @@ async function readInventory(event) {
     subsystems: subsystems.result.filter((it) => it.subtype !== "Discovery"),
     bdevs: new Map(bdevs.result.map((it) => [it.name, it])),
     remote: remote.result || [],
-    limits: new Map((limits.result || []).filter((it) => it.kind === "bdev").map((it) => [it.name, about(it)])),
+    limits: new Map((limits.result || []).filter((it) => it.type === "bdev").map((it) => [it.name, about(it)])),
     at: Date.now(), event,
   };
 }
@@ -681,7 +681,7 @@ function start() {
   $("unlock").addEventListener("click", unlock);
   $("cancel").addEventListener("click", () => $("dialog").close());
   $("form").addEventListener("submit", submitted);
-  call("spdk_get_version").then((version) => set($("about"), `${version.server || version.version} on ${location.host}`), () => {});
+  call("spdk_get_version").then((version) => set($("about"), `${(version.server || version).version} on ${location.host}`), () => {});
   turn();
 }
 
