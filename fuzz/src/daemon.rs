@@ -172,7 +172,6 @@ impl Daemon {
         let methods = [
             "bdev_get_bdevs",
             "bdev_get_missing",
-            "raceline_get_activity",
             "nvmf_get_targets",
             "nvmf_get_subsystems",
             "nvmf_get_transports",

@@ -76,7 +76,10 @@ impl Kept {
     fn files(&self, suffix: &str) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.state()).unwrap();
         let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-        files.retain(|file| file.to_str().unwrap().ends_with(suffix));
+        // The list of changes is no part of the configuration.
+        files.retain(|file| {
+            file.to_str().unwrap().ends_with(suffix) && !file.ends_with("history.json")
+        });
         files.sort();
         files
     }

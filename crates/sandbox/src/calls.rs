@@ -42,6 +42,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_madvise,
     libc::SYS_mbind,
     libc::SYS_membarrier,
+    // Memory of devices that a successor is given. It can no more become executable than other memory.
     libc::SYS_memfd_create,
     libc::SYS_mincore,
     // Pages of keys.

@@ -87,7 +87,6 @@ pub use changes::config::{
 };
 pub use changes::connections::ConnectionOptions;
 pub use changes::hand_over::HandOver;
-pub use changes::hand_over::state::{FORM, HandedTarget};
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
 };
@@ -108,6 +107,7 @@ pub use changes::reservation_state::{
 };
 pub use changes::subsystems::HostDemands;
 pub use changes::target::{Target, TargetStats};
+pub use path::handed::{FORM, HandedTarget};
 pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, GeneratedKeys, Hash, KeyPair, Keys};
 pub use raceline_proto::controller::{
     ANA_TRANSITION_SECONDS, DiscoveryFilter, HostAccess, Limits, ManagementCommand, Referral,

@@ -8,6 +8,7 @@ pub(crate) mod commands;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod fencing;
+pub(crate) mod handed;
 pub(crate) mod inbox;
 pub(crate) mod iscsi;
 pub(crate) mod life;

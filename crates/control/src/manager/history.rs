@@ -323,7 +323,7 @@ impl Manager {
 
     /// Notes the records of a change that are about to be applied to the catalogue. The start is no change: it makes
     /// what was there before.
-    pub(super) fn note_change(&self, records: &[Record]) {
+    pub(crate) fn note_change(&self, records: &[Record]) {
         if self.phase() != Phase::Runtime || records.is_empty() {
             return;
         }

@@ -60,3 +60,6 @@ fn get_config_before(call: &Call<'_>, params: GetConfigBefore) -> Result<Value, 
         .collect();
     Ok(json!({ "number": number, "subsystems": subsystems }))
 }
+
+#[cfg(test)]
+mod tests;

@@ -505,7 +505,7 @@ mod tests {
         assert_eq!(lines[1].len(), COLUMNS.iter().map(|(_, width)| width + 1).sum::<usize>() - 1);
         assert_eq!(
             lines[2],
-            "127.0.0.1:4420        -                     RL1                  Raceline                                 0x11         0.00   B /   1.07  GB      512   B +  0 B   0.1"
+            "127.0.0.1:4420        -                     RL1                  Raceline                                 0x11         0.00   B /   1.07  GB    512   B +  0 B   0.1"
         );
     }
 

@@ -140,5 +140,5 @@ fn short_data_are_shown_as_zeroes() {
     // A controller that says 256 power states and 512 block formats has as many as the specification has.
     let text = identify::controller_normal(&[0xff; 4096]);
     assert_eq!(text.matches("ps   ").count(), 32);
-    assert_eq!(identify::namespace_normal(&[0xff; 4096]).matches("lbaf ").count(), 64);
+    assert_eq!(identify::namespace_normal(&[0xff; 4096]).matches("\nlbaf ").count(), 64);
 }

@@ -84,7 +84,6 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
         |_| call(libc::SYS_mprotect, [0, 0, bits(libc::PROT_EXEC), 0, 0, 0]),
         &[EPERM],
     ),
-    ("memfd_create", |_| call(libc::SYS_memfd_create, [0; 6]), &[EPERM]),
     ("shmget", |_| call(libc::SYS_shmget, [0, u64::MAX, 0, 0, 0, 0]), &[EPERM]),
     // File systems.
     ("mount", |_| call(libc::SYS_mount, [0; 6]), &[EPERM]),

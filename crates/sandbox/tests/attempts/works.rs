@@ -51,6 +51,10 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         call(libc::SYS_kill, [u64::from(std::process::id()), 0, 0, 0, 0, 0])
     }),
     ("the limit of open files", |_| read_limit()),
+    ("memory that can be handed over", |_| {
+        let name = u64::try_from(c"memory".as_ptr().addr()).unwrap();
+        call(libc::SYS_memfd_create, [name, 0, 0, 0, 0, 0])
+    }),
     ("a panic that is caught", |_| {
         thread::spawn(|| panic!("as a test")).join().unwrap_err();
         Ok(())

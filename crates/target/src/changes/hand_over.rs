@@ -7,8 +7,6 @@
 //! 3. [`Target::leave`]: what could not be handed over (TLS, iSCSI, hosts that are just connecting) ends in good order.
 //! 4. The other process calls [`Target::resume`], and this one ends without another system call on these sockets.
 
-pub(crate) mod state;
-
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -26,10 +24,9 @@ use crate::changes::control::{ANSWER_TIMEOUT, Control};
 use crate::changes::message::Message;
 use crate::changes::reservation_state::KeptReservations;
 use crate::changes::target::Target;
+use crate::path::handed::{HandedConnection, HandedTarget};
 use crate::path::suspension::{Incoming, Packed, Settled};
 use crate::records::names::{Ends, Home, Place, Protocol};
-
-use state::{HandedConnection, HandedTarget};
 
 /// What another process needs to go on with the connections of a target.
 #[derive(Debug, Default)]

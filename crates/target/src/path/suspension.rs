@@ -6,7 +6,7 @@ use std::sync::Arc;
 use raceline_proto::nvme::{HostId, Sqe};
 use raceline_reactor::Socket;
 
-use crate::changes::hand_over::state::{HandedConnection, HandedQueue};
+use crate::path::handed::{HandedConnection, HandedQueue};
 use crate::path::traveller::Switch;
 use crate::records::counters::QueueCounters;
 use crate::records::names::{Ends, Home, Place};

@@ -14,12 +14,12 @@ use raceline_reactor::io::SocketId;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::{Connection, Role};
-use crate::changes::hand_over::state::{HandedConnection, HandedController, HandedQueue};
 use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::association::Association;
 use crate::path::authentication::Authentication;
 use crate::path::commands::{Commands, IoQueue};
 use crate::path::core::Core;
+use crate::path::handed::{HandedConnection, HandedController, HandedQueue};
 use crate::path::inbox::Inbox;
 use crate::path::life::{Life, LifeState};
 use crate::path::outbox::Outbox;
