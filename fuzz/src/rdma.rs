@@ -42,6 +42,9 @@ pub fn capsule(data: &[u8]) {
     } else {
         let blocks: Vec<_> = data.blocks(message).collect();
         assert!(blocks.len() <= 16);
-        assert_eq!(blocks.iter().map(|block| u64::from(block.len)).sum::<u64>(), data.len().into());
+        assert_eq!(
+            blocks.iter().map(|block| u64::from(block.len)).sum::<u64>(),
+            u64::try_from(data.len()).expect("it fits")
+        );
     }
 }

@@ -372,7 +372,7 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
         Step {
             on_request: true,
             ..step(
-                "packages-roots",
+                "clean-roots",
                 "the package in clean roots of Debian 12 and 13",
                 false,
                 Box::new(|| package::run_in_roots(tree)),

@@ -40,7 +40,7 @@ const NEEDS: &[Need] = &[
     Need { program: "dpkg-deb", package: "dpkg", steps: "packages" },
     Need { program: "strip", package: "binutils", steps: "packages" },
     Need { program: "systemd-sysusers", package: "systemd", steps: "packages" },
-    Need { program: "debootstrap", package: "debootstrap", steps: "packages-roots" },
+    Need { program: "debootstrap", package: "debootstrap", steps: "clean-roots" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
     Need { program: "qemu-img", package: "qemu-utils", steps: "nbd" },
     Need { program: "qemu-io", package: "qemu-utils", steps: "nbd" },

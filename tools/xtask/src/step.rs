@@ -183,9 +183,11 @@ pub(crate) fn select<'a>(
     only: &[String],
     which: Which,
 ) -> Result<Vec<Step<'a>>> {
+    // A whole name means that step alone: this program calls itself so for steps beside each other.
+    let whole: Vec<&str> = steps.iter().map(|step| step.name).collect();
     let fits = |step: &Step<'_>, word: &String| {
-        step.name == word
-            || step.name.strip_prefix(word.as_str()).is_some_and(|rest| rest.starts_with('-'))
+        let begins = step.name.strip_prefix(word.as_str()).is_some_and(|rest| rest.starts_with('-'));
+        step.name == word || (begins && !whole.contains(&word.as_str()))
     };
     for word in only {
         if !steps.iter().any(|step| fits(step, word)) {
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
 
     fn steps() -> Vec<Step<'static>> {
-        ["build", "kernel-6.1-host", "kernel-6.12-host"]
+        ["build", "kernel-6.1-host", "kernel-6.12-host", "build-again"]
             .into_iter()
             .map(|name| Step {
                 name,
@@ -276,11 +278,12 @@ mod tests {
 
     #[test]
     fn steps_are_chosen_by_name_or_by_its_beginning() {
-        assert_eq!(names(&[], Which::All).len(), 3);
-        assert_eq!(names(&[], Which::Usual), ["build", "kernel-6.12-host"]);
+        assert_eq!(names(&[], Which::All).len(), 4);
+        assert_eq!(names(&[], Which::Usual), ["build", "kernel-6.12-host", "build-again"]);
         assert_eq!(names(&[], Which::Quick), ["build"]);
         assert_eq!(names(&["kernel"], Which::Quick), ["kernel-6.1-host", "kernel-6.12-host"]);
         assert_eq!(names(&["kernel-6.1"], Which::Usual), ["kernel-6.1-host"]);
+        assert_eq!(names(&["build"], Which::Usual), ["build"]);
         assert!(select(steps(), &["ker".to_owned()], Which::Usual).is_err());
     }
 

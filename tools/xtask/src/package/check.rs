@@ -265,13 +265,13 @@ fn image(made: &Packages, to: &Path) -> Result<()> {
 
 /// Installs, uses, removes and purges the package in clean roots of Debian, with their own apt.
 pub(crate) fn run_in_roots(tree: &Tree) -> Result<Outcome> {
-    if let Some(why) = setup::missing_for("packages-roots") {
+    if let Some(why) = setup::missing_for("clean-roots") {
         return setup::cannot(&why);
     }
     if !setup::is_root() {
         return Ok(Outcome::Skipped("only root can make a root".to_owned()));
     }
-    let scratch = tree.scratch("packages-roots")?;
+    let scratch = tree.scratch("clean-roots")?;
     let made = make(tree, tree.binary()?, &scratch.join("made"))?;
     let mut checks = Checks::default();
     for suite in SUITES {
