@@ -186,7 +186,8 @@ pub(crate) fn select<'a>(
     // A whole name means that step alone: this program calls itself so for steps beside each other.
     let whole: Vec<&str> = steps.iter().map(|step| step.name).collect();
     let fits = |step: &Step<'_>, word: &String| {
-        let begins = step.name.strip_prefix(word.as_str()).is_some_and(|rest| rest.starts_with('-'));
+        let begins =
+            step.name.strip_prefix(word.as_str()).is_some_and(|rest| rest.starts_with('-'));
         step.name == word || (begins && !whole.contains(&word.as_str()))
     };
     for word in only {
