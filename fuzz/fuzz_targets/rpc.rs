@@ -10,7 +10,7 @@ use raceline_control::codec::{Bounds, Splitter};
 use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_control::request::Dispatcher;
-use raceline_control::role::{Peer, Role};
+use raceline_control::role::{Peer, Role, Via};
 use serde_json::value::RawValue;
 
 static REGISTRY: LazyLock<Arc<Registry>> = LazyLock::new(|| Arc::new(Registry::new()));
@@ -21,7 +21,8 @@ static MANAGER: LazyLock<Manager> = LazyLock::new(|| {
 });
 
 /// A client with read-only rights: it changes nothing, so every input meets the same manager.
-const PEER: Peer = Peer { uid: 1, pid: 1, role: Role::ReadOnly, is_internal: false };
+const PEER: Peer =
+    Peer { uid: 1, pid: 1, role: Role::ReadOnly, is_internal: false, via: Via::Socket };
 
 fn answers(stream: &[u8], piece: usize) -> (Vec<String>, bool) {
     let dispatcher = Dispatcher { registry: &REGISTRY, manager: &MANAGER, peer: PEER };
