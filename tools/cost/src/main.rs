@@ -7,6 +7,7 @@ mod world;
 
 use anyhow::Result;
 use clap::Parser;
+use raceline_reactor::flow::Machine;
 
 use crate::shape::Case;
 use crate::world::World;
@@ -23,8 +24,12 @@ struct Arguments {
     list: bool,
 }
 
+/// Caches that hold every device of a case: whether copies go past them must not depend on this machine.
+const CACHES: Machine = Machine { llc_bytes: 1 << 30, ..Machine::ASSUMED };
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    CACHES.set_current();
     match arguments.case {
         Some(case) => {
             let rounds = case.shape.count / case.shape.depth;
