@@ -110,21 +110,22 @@ impl Negotiation {
                 usize::try_from(self.skip).map_or(rest.len(), |skip| skip.min(rest.len()));
             rest = &rest[skipped..];
             self.skip -= u32::try_from(skipped).unwrap_or(self.skip);
+            if self.skip > 0 {
+                return (taken(rest), Progress::Goes);
+            }
             let wanted = match self.wanted() {
                 Ok(wanted) => wanted,
                 Err(refused) => return (taken(rest), Progress::Broken(refused)),
             };
-            let (now, later) = rest.split_at(rest.len().min(wanted - self.pending.len()));
-            self.pending.extend_from_slice(now);
-            rest = later;
-            if self.skip > 0 || self.pending.len() < wanted {
-                return (taken(rest), Progress::Goes);
-            }
-            match self.wanted() {
-                // The header of an option wants its data.
-                Ok(more) if more > self.pending.len() => continue,
-                Ok(_) => {}
-                Err(refused) => return (taken(rest), Progress::Broken(refused)),
+            if let Some(missing @ 1..) = wanted.checked_sub(self.pending.len()) {
+                let (now, later) = rest.split_at(rest.len().min(missing));
+                self.pending.extend_from_slice(now);
+                rest = later;
+                if now.len() < missing {
+                    return (taken(rest), Progress::Goes);
+                }
+                // What came may want more, or be refused.
+                continue;
             }
             let whole = std::mem::take(&mut self.pending);
             match self.handle_whole(exports, &whole, out) {
@@ -134,12 +135,15 @@ impl Negotiation {
         }
     }
 
-    /// How long that is of which `pending` is the beginning, as far as is known.
+    /// How many bytes decide what follows: the client's flags, an option's magic number, its header, all of it. It
+    /// never asks for bytes past one that is refused, so that a refusal does not depend on how the bytes were cut.
     fn wanted(&self) -> Result<usize, Refused> {
         if !self.has_flags {
             return Ok(size_of::<u32>());
         }
-        let Some((magic, rest)) = wire::split_u64(&self.pending) else { return Ok(OPTION_LEN) };
+        let Some((magic, rest)) = wire::split_u64(&self.pending) else {
+            return Ok(size_of::<u64>());
+        };
         if magic != OPTION_MAGIC {
             return Err(Refused::Magic(magic));
         }
@@ -529,6 +533,29 @@ mod tests {
             let (taken, progress) = negotiation.handle(&exports(), &input, &mut out);
             assert_eq!((out.len(), input.len() - taken), (len, 7));
             assert!(matches!(progress, Progress::Begins(Agreement { export: 1, .. })));
+        }
+    }
+
+    #[test]
+    fn a_refusal_comes_with_the_byte_that_it_is_for() {
+        let mut long = option(option::LIST, b"");
+        long[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+        for (bytes, decides) in [(vec![b'x'; 20], 8), (long, OPTION_LEN)] {
+            let input = [&[0, 0, 0, 3], &bytes[..], b"more"].concat();
+            for piece in 1..=input.len() {
+                let mut negotiation = Negotiation::new(&mut Vec::new());
+                let mut sent = 0;
+                let progress = loop {
+                    let now = &input[sent..input.len().min(sent + piece)];
+                    let (taken, progress) = negotiation.handle(&exports(), now, &mut Vec::new());
+                    sent += taken;
+                    if progress != Progress::Goes {
+                        break progress;
+                    }
+                };
+                assert!(matches!(progress, Progress::Broken(_)), "{progress:?}");
+                assert_eq!(sent, 4 + decides, "in pieces of {piece}");
+            }
         }
     }
 
