@@ -1,6 +1,7 @@
 //! Does I/Os of one shape in memory, for `cargo xtask cost` to count their instructions.
 
 mod asked;
+mod host;
 mod memory_io;
 mod shape;
 mod world;
@@ -12,7 +13,7 @@ use raceline_reactor::flow::Machine;
 use crate::shape::Case;
 use crate::world::World;
 
-/// Does I/Os of one shape between the production host and the production target, in memory.
+/// Does I/Os of one shape between the production host (or initiator) and the production target, in memory.
 #[derive(Parser)]
 #[command(name = "cost")]
 struct Arguments {

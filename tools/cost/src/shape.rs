@@ -11,6 +11,13 @@ pub(crate) enum Side {
     Host,
 }
 
+/// The protocol between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    NvmeTcp,
+    Iscsi,
+}
+
 /// The I/O that the host repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
@@ -78,20 +85,37 @@ pub(crate) const SHAPES: [Shape; 11] = [
     Shape::new("128k-read-8", 128 << 10, 8, 256),
 ];
 
-/// One shape, counted on one side: `target-4k-read-1`.
+/// The shapes that are counted over iSCSI too.
+const ISCSI_SHAPES: [&str; 5] =
+    ["4k-read-1", "4k-read-32", "4k-write-1", "4k-write-32", "128k-read-8"];
+
+/// One shape over one protocol, counted on one side: `target-4k-read-1`, `target-iscsi-4k-read-1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
     pub(crate) side: Side,
+    pub(crate) protocol: Protocol,
     pub(crate) shape: Shape,
 }
 
 impl Case {
-    /// All cases, the target's first. A host does not see the kind of the device.
+    /// All cases: NVMe/TCP's before iSCSI's, and of each the target's first.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        let sides = [Side::Target, Side::Host].into_iter();
-        let cases =
-            sides.flat_map(|side| SHAPES.into_iter().map(move |shape| Self { side, shape }));
-        cases.filter(|case| case.side == Side::Target || !(case.shape.counted || case.shape.asked))
+        let of = |protocol| {
+            let sides = [Side::Target, Side::Host].into_iter();
+            sides.flat_map(move |side| {
+                SHAPES.into_iter().map(move |shape| Self { side, protocol, shape })
+            })
+        };
+        of(Protocol::NvmeTcp).chain(of(Protocol::Iscsi)).filter(|case| case.is_counted())
+    }
+
+    /// A host does not see the kind of the device.
+    fn is_counted(self) -> bool {
+        let is_special = self.shape.counted || self.shape.asked;
+        match self.protocol {
+            Protocol::NvmeTcp => self.side == Side::Target || !is_special,
+            Protocol::Iscsi => ISCSI_SHAPES.contains(&self.shape.name),
+        }
     }
 
     pub(crate) fn name(self) -> String {
@@ -99,7 +123,11 @@ impl Case {
             Side::Target => "target",
             Side::Host => "host",
         };
-        format!("{side}-{}", self.shape.name)
+        let protocol = match self.protocol {
+            Protocol::NvmeTcp => "",
+            Protocol::Iscsi => "iscsi-",
+        };
+        format!("{side}-{protocol}{}", self.shape.name)
     }
 }
 

@@ -10,40 +10,31 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use raceline_bdev::{DeviceSpec, Identity, NamedBdev, SharedBdev};
-use raceline_host::{
-    Command, CommandDone, Controller, ControllerEvent, Data, HostConfig, PathId, PathSet,
-    PathSetEvent,
-};
-use raceline_proto::host::command::BlockRange;
-use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
-use raceline_reactor::sim::Random;
-use raceline_reactor::{
-    BufferPool, Completion, Context, Io, IoBuf, PoolConfig, SharedBuf, Token, Wait,
-};
+use raceline_host::HostConfig;
+use raceline_initiator::{Name, SessionConfig};
+use raceline_proto::nvme::{HostId, Nqn};
 use raceline_target::{
-    ManualCore, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TargetError,
+    InitiatorGroupConfig, LunConfig, ManualCore, NamespaceConfig, PortalGroupConfig, PortalMap,
+    SubsystemConfig, Target, TargetConfig, TargetNodeConfig,
 };
 
 use crate::asked::AskedBdev;
+use crate::host::{Host, Way};
 use crate::memory_io::{MemoryIo, Wire};
-use crate::shape::{Case, Shape, Side};
+use crate::shape::{Case, Protocol, Shape, Side};
 
 const SUBNQN: &str = "nqn.2025-01.io.raceline:cost";
 const HOSTNQN: &str = "nqn.2025-01.io.raceline:cost-host";
+const TARGET_NAME: &str = "iqn.2025-01.io.raceline:cost";
+const INITIATOR_NAME: &str = "iqn.2025-01.io.raceline:cost-host";
 /// The namespace: memory, and larger than a core's second cache.
 const DEVICE: &str = "ram:64M,bs=4096";
-const DEVICE_BYTES: u64 = 64 << 20;
-const BLOCK_BYTES: usize = 4096;
-/// Fixed, so that every run reads and writes the same places.
-const SEED: u64 = 1;
+pub(crate) const DEVICE_BYTES: u64 = 64 << 20;
+pub(crate) const BLOCK_BYTES: usize = 4096;
 /// Virtual time that a round takes.
 const ROUND: Duration = Duration::from_micros(10);
 /// Rounds without progress after which a run is given up; each waits for the next timer.
 const MAX_STALLS: usize = 64;
-/// Index of the I/O queue in tokens; the controller has two below.
-const FIRST_QUEUE_INDEX: u32 = 2;
-/// Buffers of the host's pool, as in `raceline perf`.
-const HOST_POOL: &[(usize, usize)] = &[(128 << 10, 8)];
 
 /// Both sides, connected and ready.
 pub(crate) struct World {
@@ -55,28 +46,6 @@ pub(crate) struct World {
     _target: Arc<Target>,
     /// The next turns are counted.
     counted: bool,
-}
-
-/// The host, and the program that uses it.
-struct Host {
-    // Owners of buffers are dropped before the pool.
-    controller: Controller,
-    queues: PathSet,
-    program: Program,
-    completions: Vec<Completion>,
-    io: MemoryIo,
-    pool: BufferPool,
-}
-
-/// Issues one shape of I/O.
-struct Program {
-    shape: Shape,
-    random: Random,
-    read_buffers: Vec<IoBuf>,
-    write_buffers: Vec<SharedBuf>,
-    to_submit: usize,
-    finished: usize,
-    failure: Option<String>,
 }
 
 impl World {
@@ -92,19 +61,14 @@ impl World {
         let (target, mut cores) = Target::manual(config, &[&target_io])?;
         let mut core = cores.pop().context("a target without cores")?;
         let target = Arc::new(target);
-        let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4420));
-        let device = device(case.shape)?;
-        configure(&target, &mut core, &mut target_io, device, (nqn.clone(), address))?;
-        let hostnqn = Nqn::new(HOSTNQN).map_err(|error| anyhow!("{error}"))?;
-        // No keep alive: time passes only when nothing else happens.
-        let config = HostConfig {
-            kato_ms: 0,
-            io_queues: queues,
-            data_digest: case.shape.data_digest,
-            ..HostConfig::new(address, nqn, hostnqn, HostId([1; 16]))
+        let export = Export { device: device(case.shape)?, address, protocol: case.protocol };
+        configure(&target, &mut core, &mut target_io, export)?;
+        let way = match case.protocol {
+            Protocol::NvmeTcp => Way::NvmeTcp(nvme_config(case.shape, address, queues)?),
+            Protocol::Iscsi => Way::Iscsi(iscsi_config(case.shape, address)?),
         };
-        let host = Host::start(case.shape, MemoryIo::new(now), config)?;
+        let host = Host::start(case.shape, MemoryIo::new(now), way)?;
         let mut world = Self {
             case,
             wire: Wire::default(),
@@ -130,11 +94,9 @@ impl World {
     }
 
     fn work(&mut self, count: usize) -> Result<()> {
-        let program = &mut self.host.program;
-        program.to_submit = count;
-        program.finished = 0;
+        self.host.program.begin(count);
         self.turn_host()?;
-        self.until("the work", |world| world.host.program.finished == count)
+        self.until("the work", |world| world.host.program.has_finished(count))
     }
 
     /// Runs round by round until `is_done`, and further until nothing is in flight.
@@ -142,7 +104,7 @@ impl World {
         let mut stalls = 0;
         loop {
             let busy = self.round()?;
-            if let Some(failure) = &self.host.program.failure {
+            if let Some(failure) = self.host.program.failure() {
                 bail!("{what}: {failure}");
             }
             if busy {
@@ -230,26 +192,53 @@ fn device(shape: Shape) -> Result<SharedBdev> {
     Ok(if shape.counted { counting(bdev) } else { bdev })
 }
 
-/// Creates subsystem, namespace and listener on another thread, because these calls block.
+/// What the target exports, where, and by which protocol.
+struct Export {
+    device: SharedBdev,
+    address: SocketAddr,
+    protocol: Protocol,
+}
+
+impl Export {
+    fn add_to(self, target: &Target) -> Result<()> {
+        match self.protocol {
+            Protocol::NvmeTcp => {
+                let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
+                target.add_subsystem(SubsystemConfig {
+                    serial: "COST".into(),
+                    model: "Raceline cost".into(),
+                    ..SubsystemConfig::new(nqn.clone())
+                })?;
+                target.add_namespace(&nqn, NamespaceConfig::new(self.device))?;
+                target.add_listener(self.address)?;
+            }
+            Protocol::Iscsi => {
+                let iscsi = target.iscsi();
+                iscsi.set_initiator_group(InitiatorGroupConfig::any(1))?;
+                let portals = PortalGroupConfig::new(1, vec![self.address]);
+                iscsi.add_portal_group(PortalGroupConfig { wait: true, ..portals })?;
+                iscsi.add_target_node(TargetNodeConfig {
+                    maps: vec![PortalMap { portal_group: 1, initiator_group: 1 }],
+                    luns: vec![LunConfig::new(self.device)],
+                    ..TargetNodeConfig::new(TARGET_NAME)
+                })?;
+                iscsi.start_portal_group(1)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Configures the target on another thread, because these calls block.
 fn configure(
     target: &Arc<Target>,
     core: &mut ManualCore,
     io: &mut MemoryIo,
-    bdev: SharedBdev,
-    (nqn, address): (Nqn, SocketAddr),
+    export: Export,
 ) -> Result<()> {
     let thread = std::thread::spawn({
         let target = Arc::clone(target);
-        move || -> Result<(), TargetError> {
-            target.add_subsystem(SubsystemConfig {
-                serial: "COST".into(),
-                model: "Raceline cost".into(),
-                ..SubsystemConfig::new(nqn.clone())
-            })?;
-            let namespace = NamespaceConfig::new(bdev);
-            target.add_namespace(&nqn, namespace)?;
-            target.add_listener(address).map(drop)
-        }
+        move || export.add_to(&target)
     });
     while !thread.is_finished() {
         core.turn(io)?;
@@ -259,118 +248,36 @@ fn configure(
     result.context("configuring the target")
 }
 
-impl Host {
-    fn start(shape: Shape, mut io: MemoryIo, config: HostConfig) -> Result<Self> {
-        let pool = BufferPool::new(&PoolConfig::new(HOST_POOL))?;
-        let token = Token { owner: 0, generation: 0, index: 0 };
-        let first_queue = Token { index: FIRST_QUEUE_INDEX, ..token };
-        let now = io.now();
-        let mut cx = Context { io: &mut io, pool: &pool, now };
-        let queues = PathSet::new(&cx, &config, 1..=config.io_queues, first_queue);
-        let controller = Controller::connect(&mut cx, config, token);
-        let (completions, program) = (Vec::with_capacity(1024), Program::new(shape));
-        Ok(Self { controller, queues, program, completions, io, pool })
-    }
-
-    fn is_ready(&self) -> bool {
-        self.controller.association().is_some() && self.queues.is_ready()
-    }
-
-    /// One turn of its loop.
-    fn turn(&mut self) -> Result<()> {
-        self.io.poll(Wait::No, &mut self.completions)?;
-        let now = self.io.now();
-        let Self { controller, queues, program, completions, io, pool } = self;
-        let mut cx = Context { io, pool, now };
-        for completion in completions.drain(..) {
-            if completion.token.index < FIRST_QUEUE_INDEX {
-                controller.handle_completion(&mut cx, completion);
-            } else {
-                queues.handle_completion(&mut cx, completion);
-            }
-        }
-        while let Some(event) = controller.poll_event() {
-            match event {
-                ControllerEvent::Up(association) => {
-                    queues.handle_up(&mut cx, PathId::FIRST, &association);
-                }
-                ControllerEvent::Down(error) | ControllerEvent::Failed(error) => {
-                    program.failure = Some(format!("the controller is lost: {error}"));
-                }
-                _ => {}
-            }
-        }
-        while let Some(event) = queues.poll_event() {
-            if let PathSetEvent::Lost { error, .. } = event {
-                program.failure = Some(format!("the queue is lost: {error}"));
-            }
-        }
-        while let Some((_, done)) = queues.poll_done() {
-            program.finish(done);
-        }
-        program.submit(&mut cx, queues);
-        controller.flush(&mut cx);
-        queues.flush(&mut cx);
-        Ok(())
-    }
+/// Without keep alive: time passes only when nothing else happens.
+fn nvme_config(shape: Shape, address: SocketAddr, queues: u16) -> Result<HostConfig> {
+    let nqn = |text| Nqn::new(text).map_err(|error| anyhow!("{error}"));
+    Ok(HostConfig {
+        kato_ms: 0,
+        io_queues: queues,
+        data_digest: shape.data_digest,
+        ..HostConfig::new(address, nqn(SUBNQN)?, nqn(HOSTNQN)?, HostId([1; 16]))
+    })
 }
 
-impl Program {
-    fn new(shape: Shape) -> Self {
-        let buffer = || IoBuf::heap(shape.bytes);
-        let count = |wanted: bool| if wanted { shape.depth } else { 0 };
-        Self {
-            shape,
-            random: Random::new(SEED),
-            read_buffers: (0..count(!shape.is_write)).map(|_| buffer()).collect(),
-            write_buffers: (0..count(shape.is_write)).map(|_| buffer().share()).collect(),
-            to_submit: 0,
-            finished: 0,
-            failure: None,
-        }
-    }
-
-    fn finish(&mut self, done: CommandDone) {
-        if let Err(error) = &done.result {
-            self.failure = Some(format!("{}: {error}", done.summary));
-        }
-        self.finished += 1;
-        match done.data {
-            Data::Read(buf) => self.read_buffers.push(buf),
-            Data::Write(buf) => self.write_buffers.push(buf),
-            Data::None => {}
-        }
-    }
-
-    fn submit(&mut self, cx: &mut Context<'_>, queues: &mut PathSet) {
-        while self.to_submit > 0 {
-            let Some(command) = self.next_command() else { return };
-            if let Err(rejected) = queues.submit(cx, 0, command, 0) {
-                self.failure = Some(format!("the queue does not take it: {}", rejected.reason));
-                return;
-            }
-            self.to_submit -= 1;
-        }
-    }
-
-    /// A command at a random place, if a buffer is free.
-    fn next_command(&mut self) -> Option<Command> {
-        let blocks = self.shape.bytes / BLOCK_BYTES;
-        let slots = DEVICE_BYTES / self.shape.bytes as u64;
-        let slba = self.random.below(slots) * blocks as u64;
-        let range = BlockRange::new(slba, u32::try_from(blocks).ok()?)?;
-        let nsid = NamespaceId(1);
-        if self.shape.is_write {
-            Some(Command::write(nsid, range, self.write_buffers.pop()?, false))
-        } else {
-            Some(Command::read(nsid, range, self.read_buffers.pop()?))
-        }
-    }
+/// Without pings, for the same reason.
+fn iscsi_config(shape: Shape, address: SocketAddr) -> Result<SessionConfig> {
+    let name = |text| Name::new(text).map_err(|error| anyhow!("{error}"));
+    Ok(SessionConfig {
+        ping_interval: Duration::ZERO,
+        data_digest: shape.data_digest,
+        ..SessionConfig::new(address, name(INITIATOR_NAME)?, Some(name(TARGET_NAME)?))
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use raceline_host::Command;
+    use raceline_proto::host::command::BlockRange;
+    use raceline_proto::nvme::NamespaceId;
+    use raceline_reactor::{Context, Io, IoBuf};
+
     use super::*;
+    use crate::host::Link;
 
     // All of them together do not flood the caches, so the host asks for them at once.
     const LARGE: usize = 512 << 10;
@@ -384,7 +291,9 @@ mod tests {
         let config = TargetConfig { max_io_bytes: 1 << 20, ..TargetConfig::default() };
         let mut world = World::with(case, config, 2).unwrap();
         world.target_io.copies_first = copies_first;
-        let Host { queues, io, pool, .. } = &mut world.host;
+        let Host { link: Link::NvmeTcp { queues, .. }, io, pool, .. } = &mut world.host else {
+            panic!("the first case is NVMe/TCP's")
+        };
         let now = io.now();
         let mut cx = Context { io, pool, now };
         let mut read = |queue, bytes: usize| {
