@@ -16,6 +16,8 @@ const BROWSER_LIMIT_S: u64 = 45;
 /// Rows of points that differ from each other: a page with text has more, a blank one has fewer.
 const ROWS_OF_TEXT: usize = 300;
 const ROWS_OF_NOTHING: usize = 20;
+/// The widest cell with a figure, or with the reason why there is none.
+const WIDEST_FIGURE_PX: u32 = 400;
 
 /// Makes a report of records with invented values, and looks at it.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
@@ -47,6 +49,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         ensure!(rows <= ROWS_OF_NOTHING, "a blank page has {rows} different rows");
         Ok(())
     });
+    checks.run("report: no column of figures is pushed aside", || narrow(&folder, &page));
     let looks: [(&str, &[&str]); 2] =
         [("light", &[]), ("dark", &["--blink-settings=preferredColorScheme=0"])];
     for (name, extra) in looks {
@@ -72,6 +75,22 @@ fn files(page: &Path) -> Result<()> {
     let figures = page.with_file_name("report-figures");
     let count = std::fs::read_dir(&figures).context("report-figures")?.count();
     ensure!(count >= 20, "only {count} plots");
+    Ok(())
+}
+
+/// Cells of figures are as wide as figures: a long text in one would push its column out of sight.
+fn narrow(folder: &Path, page: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(page)?;
+    let without_policy = text.replace("default-src 'none'", "script-src 'unsafe-inline'");
+    ensure!(without_policy != text, "the page says nothing of scripts");
+    let script = format!(
+        "<script>for (const cell of document.querySelectorAll('td.n')) \
+         if (cell.offsetWidth > {WIDEST_FIGURE_PX}) console.error(cell.textContent);</script>"
+    );
+    let copy = folder.join("narrow.html");
+    std::fs::write(&copy, without_policy + &script)?;
+    let (errors, _) = open(folder, &copy, &[])?;
+    ensure!(errors.is_empty(), "cells wider than {WIDEST_FIGURE_PX} px: {}", errors.join("; "));
     Ok(())
 }
 

@@ -123,7 +123,10 @@ fn ratios(entry: &Entry) -> String {
     let head =
         words(&["Comparison", &axis, "Result", "Published", "Ours (95 % interval)", "Blocks"]);
     let row = |ratio: &Ratio| {
-        let ours = ratio.ours.as_ref().map_or(ratio.why_not.clone(), judge::estimate);
+        let ours = match &ratio.ours {
+            Some(ours) => escaped(&judge::estimate(ours)),
+            None => format!("<small class=\"why\">{}</small>", escaped(&ratio.why_not)),
+        };
         let result = match ratio.target_bound {
             Some(false) if ratio.ours.is_some() => {
                 format!("{} <small>target not the bottleneck</small>", badge(ratio.grade))
@@ -135,7 +138,7 @@ fn ratios(entry: &Entry) -> String {
             escaped(&ratio.column),
             result,
             ratio.published.map_or("\u{2013}".to_owned(), raceline_plot::number::ratio),
-            escaped(&ours),
+            ours,
             ratio.ours.as_ref().map_or("\u{2013}".to_owned(), |ours| ours.runs.to_string()),
         ]
     };

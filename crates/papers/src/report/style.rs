@@ -21,7 +21,8 @@ section { margin-top: 2.2rem; padding-top: 1.2rem; border-top: 2px solid var(--r
 th, td { text-align: left; vertical-align: top; padding: .28rem .6rem; border-bottom: 1px solid var(--rule) }
 th { background: var(--card); font-weight: 600 } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 td.n { white-space: nowrap } th.n { min-width: 5.5rem } .wide td:first-child { min-width: 11rem }
-td small { color: var(--faint); display: block; font-size: .92em } .summary td { min-width: 6rem } .summary { width: 100% }
+td small { color: var(--faint); display: block; font-size: .92em } .why { white-space: normal; min-width: 11rem }
+.summary td { min-width: 6rem } .summary { width: 100% }
 .grade { display: inline-block; padding: .02rem .5rem; border-radius: 1rem; font-size: .82rem; font-weight: 600; white-space: nowrap }
 .good { color: var(--good); background: var(--good-bg) } .mid { color: var(--mid); background: var(--mid-bg) }
 .bad { color: var(--bad); background: var(--bad-bg) } .none { color: var(--faint); background: var(--none-bg) }
