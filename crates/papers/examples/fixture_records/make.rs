@@ -28,7 +28,9 @@ pub(crate) fn record(experiment: &Experiment) -> Record {
     let mut missing = Vec::new();
     for (number, series) in experiment.series.iter().enumerate() {
         if let Some(piece) = series.needs.first() {
-            let why = format!("this machine has no {piece}");
+            // As long as real reasons are, so that the page has to give them room.
+            let what_to_do = "name the folder in which it was built, or install its package";
+            let why = format!("this machine has no {piece}: {what_to_do}, and measure again");
             missing.push(Missing { what: series.id.clone(), why });
             continue;
         }
