@@ -1,6 +1,7 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
 mod registry;
+mod vhost;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -94,10 +95,12 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     check(args)?;
     let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let registry = Registry::of_this_user()?;
-    let DiskKind::Nbd = args.kind;
     let source = Source::open(args)?;
     let device = source.device();
-    let ended = serve_nbd(args, &device, &registry, &interrupt);
+    let ended = match args.kind {
+        DiskKind::Nbd => serve_nbd(args, &device, &registry, &interrupt),
+        DiskKind::VhostUser => vhost::serve(args, &device, &registry, &interrupt),
+    };
     if let Source::Namespace(namespace) = &source {
         namespace.disconnect();
     }
@@ -113,6 +116,11 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
             "--listen {address}: whoever reaches it could read and write the disk, and nothing is encrypted; add \
              --insecure if that is wanted, or choose an address of 127.0.0.0/8"
         )));
+    }
+    if args.kind == DiskKind::VhostUser && args.listen.is_some() {
+        return Err(Failure::usage(
+            "--listen: a virtual machine shares its memory by --socket, not over TCP",
+        ));
     }
     if args.max_connections == 0 {
         return Err(Failure::usage("--max-connections 0: nobody could use the disk"));

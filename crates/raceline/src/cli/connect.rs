@@ -19,6 +19,8 @@ const NO_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 pub(crate) enum DiskKind {
     /// A server for everything that speaks NBD: qemu, libnbd, nbd-client
     Nbd,
+    /// A disk for a virtual machine of QEMU or cloud-hypervisor, by vhost-user-blk
+    VhostUser,
 }
 
 /// Arguments of `connect`.
@@ -33,6 +35,7 @@ connect to a TCP address can read and write the disk: NBD has no passwords here.
 Examples:
   raceline connect --as nbd -a 192.0.2.1 -n NQN
   raceline connect --as nbd --bdev /srv/disk.img --listen 10809
+  raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline/vm1.sock
   qemu-img info nbd+unix:///?socket=/run/raceline/disk-NQN-1.sock")]
 pub(crate) struct DiskArgs {
     /// What the disk becomes here
@@ -70,6 +73,16 @@ pub(crate) struct DiskArgs {
     /// Refuse writes
     #[arg(long, help_heading = "Disk")]
     pub(crate) read_only: bool,
+
+    /// Queues that a virtual machine may use, 1 to 64 (vhost-user)
+    #[arg(long, value_name = "N", default_value_t = raceline_vhost::DEFAULT_QUEUES)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(raceline_vhost::MAX_QUEUES)))]
+    #[arg(help_heading = "Disk")]
+    pub(crate) queues: u16,
+
+    /// Serial number that a virtual machine sees, at most 20 letters (vhost-user)
+    #[arg(long, value_name = "TEXT", value_parser = serial, help_heading = "Disk")]
+    pub(crate) serial: Option<String>,
 
     /// Connections of clients at a time
     #[arg(long, value_name = "N", default_value_t = raceline_nbd::DEFAULT_MAX_CONNECTIONS)]
@@ -138,6 +151,16 @@ pub(crate) struct DisconnectArgs {
     pub(crate) all: bool,
 }
 
+/// A serial number that virtio can carry.
+fn serial(text: &str) -> Result<String, String> {
+    const MOST: usize = 20;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if text.is_empty() || text.len() > MOST || !is_plain {
+        return Err(format!("a serial number has 1 to {MOST} letters of ASCII"));
+    }
+    Ok(text.to_owned())
+}
+
 /// `[ADDR:]PORT`.
 fn listen(text: &str) -> Result<SocketAddr, String> {
     let address = match text.parse::<u16>() {
@@ -174,6 +197,12 @@ mod tests {
         }
         for text in ["", "host:1", "1.2.3.4", "99999"] {
             assert!(listen(text).is_err(), "{text}");
+        }
+        let args = parse("--as vhost-user --bdev ram:1M --queues 2 --serial vm1").unwrap();
+        assert_eq!((args.kind, args.queues), (DiskKind::VhostUser, 2));
+        let long = format!("--as vhost-user --bdev ram:1M --serial {}", "x".repeat(21));
+        for line in ["--as vhost-user --bdev ram:1M --queues 0", long.as_str()] {
+            parse(line).unwrap_err();
         }
         assert_eq!(listen("[::1]:7").unwrap().to_string(), "[::1]:7");
     }
