@@ -468,6 +468,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Disk,
             "the NBD client of Linux 6.12 on a disk that connect makes",
         ),
+        (
+            "kernel-6.12-vhost",
+            Kernel::V6_12,
+            Part::Vhost,
+            "Linux 6.12 in QEMU on a vhost-user disk, whose server is killed and which grows",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));

@@ -25,7 +25,7 @@ const PYTHON: &str = "/usr/bin/python3";
 /// The size of the disks.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// A running `raceline connect --as nbd`.
+/// A running `raceline connect`.
 pub(crate) struct Disk {
     running: Running,
     uri: String,
@@ -33,14 +33,24 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Starts it, and waits until the disk is there.
+    /// Starts `connect --as nbd`, and waits until the disk is there.
     pub(crate) fn start(tree: &Tree, arguments: &[&str]) -> Result<Self> {
-        let words = ["connect", "--as", "nbd"].into_iter().chain(arguments.iter().copied());
+        Self::start_as(tree, "nbd", arguments)
+    }
+
+    /// Starts a disk of this kind, and waits until it is there.
+    pub(crate) fn start_as(tree: &Tree, kind: &str, arguments: &[&str]) -> Result<Self> {
+        let words = ["connect", "--as", kind].into_iter().chain(arguments.iter().copied());
         let mut running = tree.raceline(words)?.limit(DISK_LIFE_S).start()?;
         let line = running.wait_for("\"ready\"", DISK_LIMIT_S)?;
         let ready: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
         let text = |name: &str| ready[name].as_str().map(str::to_owned).context(name.to_owned());
         Ok(Self { uri: text("uri")?, place: text("device")?, running })
+    }
+
+    /// Kills it without warning.
+    pub(crate) fn kill(&mut self) {
+        self.running.kill();
     }
 
     /// Its port, if it is at a TCP address.

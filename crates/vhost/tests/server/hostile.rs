@@ -186,7 +186,7 @@ fn memory_that_is_truncated_ends_its_connection_only() {
     let bed = Bed::start("ram:1M", |_| {});
     let other = Bed::start("ram:1M", |_| {});
     let mut bystander = Guest::boot(&other.path(), USUAL);
-    for len in [0, DATA, DATA + 2048] {
+    for len in [0, DATA, DATA + 4096] {
         let mut guest = Guest::boot(&bed.path(), USUAL);
         assert_eq!(guest.write(0, 0, &pattern(0, 4096)), 0);
         guest.post(0, (WRITE, 0), &[(DATA, 4096)]);

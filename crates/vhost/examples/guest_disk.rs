@@ -1,4 +1,4 @@
-//! Serves a device to a guest: `cargo run -p raceline-vhost --example serve -- ram:64M /tmp/disk.sock`.
+//! Serves a device to a guest: `cargo run -p raceline-vhost --example guest_disk -- ram:64M /tmp/disk.sock`.
 
 use std::process::ExitCode;
 
@@ -8,13 +8,13 @@ use raceline_vhost::{Server, ServerConfig};
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [device, path] = arguments.as_slice() else {
-        eprintln!("usage: serve DEVICE SOCKET, e.g. serve ram:64M /tmp/disk.sock");
+        eprintln!("usage: guest_disk DEVICE SOCKET, e.g. guest_disk ram:64M /tmp/disk.sock");
         return ExitCode::from(2);
     };
     match run(device, path) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("serve: {error}");
+            eprintln!("guest_disk: {error}");
             ExitCode::FAILURE
         }
     }
