@@ -64,6 +64,17 @@ discard() {
         fail "the ranges do not read zeroes"
 }
 
+# goes_on DISK: waits until more writes have ended.
+goes_on() {
+    local before i=0
+    before=$(awk '{print $5}' "/sys/block/$1/stat")
+    while [ "$(awk '{print $5}' "/sys/block/$1/stat")" = "$before" ] && [ ! -s /tmp/fio.rc ]; do
+        [ $i -lt 60 ] || fail "no write has ended for 60 s"
+        sleep 1
+        i=$((i + 1))
+    done
+}
+
 # killed TIMES: the server is killed under a verifying job, which sees nothing of it but a pause.
 killed() {
     local disk i
@@ -80,6 +91,7 @@ killed() {
         [ ! -s /tmp/fio.rc ] || fail "fio had ended before the server was killed $i times"
         ask kill
         sleep 1
+        goes_on "${disk##*/}"
     done
     i=0
     while [ ! -s /tmp/fio.rc ]; do

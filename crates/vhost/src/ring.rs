@@ -7,8 +7,9 @@ use crate::memory::{Memory, Outside, Segment};
 /// The longest ring.
 pub(crate) const MAX_RING: u16 = 1024;
 
-/// Most segments of a request, its header and status among them. Guests are told of fewer.
-pub(crate) const MAX_SEGMENTS: usize = 1026;
+/// Most segments of a request: the 126 of data that guests are told of, header and status, and some more for a guest
+/// that cuts those.
+pub(crate) const MAX_SEGMENTS: usize = 144;
 
 /// Bytes of a descriptor.
 const DESCRIPTOR_LEN: u64 = 16;

@@ -478,8 +478,9 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
-        // the kernel's client does.
-        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
+        // the kernel's client does, and the tests of crates/vhost most of what a guest does.
+        let is_disk = matches!(part, Part::Disk | Part::Vhost);
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_disk;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

@@ -80,6 +80,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.run("a target that dies and comes back is only late", || restart(tree, &dir));
     checks.run("a file is a disk with holes for nbdinfo and qemu-img", || file(tree, &dir));
     checks.run("libnbd sees what is refused", || refused(tree, &dir));
+    checks.run("a disk for a virtual machine has its socket", || machine(tree, &dir));
     checks.run("wrong command lines are refused with a reason", || command_lines(tree, &dir));
     checks.outcome()
 }
@@ -242,6 +243,17 @@ h.shutdown()
     disk.disconnect(tree)
 }
 
+fn machine(tree: &Tree, dir: &Path) -> Result<()> {
+    let path = dir.join("machine.sock");
+    let socket = path.display().to_string();
+    let disk = Disk::start_as(tree, "vhost-user", &["--bdev", "ram:64M", "--socket", &socket])?;
+    ensure!(disk.uri == format!("unix:{socket}"), "{}", disk.uri);
+    ensure!(path.exists(), "there is no socket");
+    disk.disconnect(tree)?;
+    ensure!(!path.exists(), "the socket is still there");
+    Ok(())
+}
+
 fn command_lines(tree: &Tree, dir: &Path) -> Result<()> {
     let file = dir.join("file");
     fs::write(&file, "mine")?;
@@ -254,6 +266,12 @@ fn command_lines(tree: &Tree, dir: &Path) -> Result<()> {
             "--insecure",
         ),
         (vec!["connect", "--as", "nbd", "--bdev", "ram:1M", "--socket", &file], 1, "no socket"),
+        (
+            vec!["connect", "--as", "vhost-user", "--bdev", "ram:1M", "--socket", &file],
+            1,
+            "no socket",
+        ),
+        (vec!["connect", "--as", "vhost-user", "--bdev", "ram:1M", "--listen", "0"], 2, "--socket"),
         (
             vec![
                 "connect",
