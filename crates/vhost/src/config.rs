@@ -4,7 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use raceline_bdev::BdevInfo;
 
-use crate::request::{ID_LEN, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR};
+/// Bytes of a sector, in which requests count.
+pub(crate) const SECTOR: u64 = 512;
+
+/// Bytes of an identity.
+pub(crate) const ID_LEN: usize = 20;
+
+/// Most ranges of a discard or a write of zeroes.
+pub(crate) const MAX_RANGES: usize = 16;
+
+/// Most sectors of such a range: 1 GiB.
+pub(crate) const MAX_RANGE_SECTORS: u32 = 1 << 21;
 
 /// Most rings of a device.
 pub const MAX_QUEUES: u16 = 64;

@@ -4,15 +4,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use raceline_bdev::{BdevError, Channel, Done, Op, Request, SharedBdev};
+use raceline_bdev::SharedBdev;
 use raceline_reactor::io::RecvBuffers;
-use raceline_reactor::{Completion, Context, IoBuf, Outcome, Payload, Service, Socket, Token};
+use raceline_reactor::{Completion, Context, IoBuf, Outcome, Service, Socket, Token};
 
 use crate::config::Facts;
+use crate::devices::Devices;
 use crate::eventfd::Interrupt;
+use crate::link::Link;
 use crate::memory::Memory;
-use crate::queue::{PIECE, Queue, Start};
-use crate::server::Link;
+use crate::queue::{Queue, Start};
 
 /// The owner of kicks.
 const KICKS: u16 = 0;
@@ -20,12 +21,6 @@ const KICKS: u16 = 0;
 const CHANNEL: u16 = 1;
 /// The owner of the timer for another turn.
 const TURN: u16 = u16::MAX;
-
-/// Bytes of data of a core's requests: 64 of the largest pieces.
-const BUDGET: usize = 64 * PIECE;
-
-/// Bytes that are copied at once from memory of a device.
-const SCRATCH: usize = 64 << 10;
 
 /// What other threads tell a core.
 pub(crate) enum Message {
@@ -41,43 +36,6 @@ pub(crate) enum Message {
     Stop(u16, SyncSender<u16>),
     /// End.
     End,
-}
-
-/// The channel of a core, and what its requests need.
-pub(crate) struct Devices {
-    pub(crate) facts: Arc<Facts>,
-    pub(crate) scratch: Vec<u8>,
-    pub(crate) budget: usize,
-    channel: Box<dyn Channel>,
-    done: Vec<Done>,
-}
-
-impl Devices {
-    /// Starts an operation for a request; [`Core::collect`] learns of its end.
-    pub(crate) fn submit(&mut self, cx: &mut Context<'_>, (queue, head): (u16, u16), op: Op) {
-        let tag = u64::from(queue) << 16 | u64::from(head);
-        self.channel.submit(cx, Request { tag, op }, &mut self.done);
-    }
-
-    pub(crate) fn has_room(&self) -> bool {
-        self.budget >= PIECE
-    }
-
-    pub(crate) fn reads_now(&self) -> bool {
-        self.channel.reads_now()
-    }
-
-    pub(crate) fn read_now(&mut self, offset: u64, len: usize) -> Option<Payload> {
-        self.channel.read_now(offset, len)
-    }
-
-    pub(crate) fn writes_now(&self) -> bool {
-        self.channel.writes_now()
-    }
-
-    pub(crate) fn write_now(&mut self, offset: u64, data: &[u8]) -> Result<(), BdevError> {
-        self.channel.write_now(offset, data)
-    }
 }
 
 /// A place for a queue, and how many have had it.
@@ -105,13 +63,7 @@ impl Core {
         (facts, link): (Arc<Facts>, Arc<Link>),
     ) -> io::Result<Self> {
         let slots = (0..facts.queues).map(|_| Slot::default()).collect();
-        let devices = Devices {
-            facts,
-            scratch: vec![0; SCRATCH],
-            budget: BUDGET,
-            channel: device.open_channel(cx, CHANNEL)?,
-            done: Vec::new(),
-        };
+        let devices = Devices::new(facts, device.open_channel(cx, CHANNEL)?);
         Ok(Self { devices, slots, link, turning: false, ending: false, finished: false })
     }
 

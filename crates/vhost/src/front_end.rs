@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
+use raceline_reactor::Sender;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -13,14 +14,14 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use crate::config::feature;
+use crate::config::{Facts, feature};
 use crate::core::Message;
 use crate::eventfd::{self, Interrupt};
 use crate::inflight::{Inflight, Part};
+use crate::link::Link;
 use crate::memory::{Area, Memory};
 use crate::queue::Start;
 use crate::ring::{MAX_RING, Place, Ring};
-use crate::server::Shared;
 
 /// Most parts of a front end's memory.
 const MAX_AREAS: u64 = 64;
@@ -37,6 +38,13 @@ struct Setup {
     enabled: bool,
     /// A core serves it.
     runs: bool,
+}
+
+/// What a front end's thread uses.
+pub(crate) struct Shared {
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) cores: Vec<Sender<Message>>,
+    pub(crate) link: Arc<Link>,
 }
 
 /// A front end, while it is connected.

@@ -11,10 +11,12 @@
 
 mod config;
 mod core;
+mod devices;
 mod eventfd;
 mod front_end;
 mod guard;
 mod inflight;
+mod link;
 mod memory;
 mod queue;
 mod request;

@@ -7,15 +7,12 @@ use raceline_bdev::{BdevError, Done, Op};
 use raceline_reactor::io::SocketId;
 use raceline_reactor::{Context, IoBuf, Payload};
 
-use crate::core::Devices;
+use crate::devices::{Devices, PIECE};
 use crate::eventfd::Interrupt;
 use crate::inflight::Part;
 use crate::memory::{Memory, Segment};
 use crate::request::{self, Extent, Work, status};
 use crate::ring::{Chain, Fault, Ring};
-
-/// Most bytes that a request has in a buffer at a time: longer ones are carried out in pieces.
-pub(crate) const PIECE: usize = 1 << 20;
 
 /// Requests of a ring that begin in one turn of the loop.
 const TURN: usize = 128;

@@ -1,23 +1,13 @@
 //! Requests of a block device as guests write them (VIRTIO 1.2, 5.2.6).
 
-use crate::config::Facts;
+use crate::config::{Facts, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR};
 use crate::memory::{Memory, Segment};
 use crate::ring::{Chain, Fault};
-
-/// Bytes of a sector, in which requests count.
-pub(crate) const SECTOR: u64 = 512;
 
 /// Bytes of a request's header.
 const HEADER_LEN: u32 = 16;
 /// Bytes of a range to discard or zero.
 const RANGE_LEN: usize = 16;
-/// Bytes of an identity.
-pub(crate) const ID_LEN: usize = 20;
-
-/// Most ranges of a discard or a write of zeroes, as guests are told.
-pub(crate) const MAX_RANGES: usize = 16;
-/// Most sectors of such a range, as guests are told: 1 GiB.
-pub(crate) const MAX_RANGE_SECTORS: u32 = 1 << 21;
 
 /// The last byte of a request: how it has ended.
 pub(crate) mod status {

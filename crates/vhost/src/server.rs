@@ -1,27 +1,27 @@
 //! A server: a socket for one front end at a time, and the cores that serve its rings.
 
 use std::fs;
-use std::io::{self, IoSliceMut, Write as _};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
-use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle, Sender};
+use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use socket2::{Domain, SockAddr, Type};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::config::{Facts, MAX_QUEUES};
 use crate::core::{Core, Message};
-use crate::front_end::FrontEnd;
+use crate::front_end::{FrontEnd, Shared};
+use crate::link::{Ends, Link};
 
 /// Rings of a device, unless told otherwise; a front end may use fewer.
 pub const DEFAULT_QUEUES: u16 = 16;
@@ -38,7 +38,7 @@ const CHANGE_TIME: Duration = Duration::from_secs(5);
 /// How long accepting pauses when descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sizes and numbers of a core's buffers, 37 MiB; what finds none is allocated, within the budget of `core`.
+/// Sizes and numbers of a core's buffers, 37 MiB; what finds none is allocated, within the budget of `devices`.
 const POOL: [(usize, usize); 4] = [(4 << 10, 256), (64 << 10, 64), (256 << 10, 64), (1 << 20, 16)];
 
 /// How to serve.
@@ -108,53 +108,6 @@ pub enum ServerError {
     /// A core cannot be started, or its channel cannot be opened.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
-}
-
-/// What a front end's thread uses.
-pub(crate) struct Shared {
-    pub(crate) facts: Arc<Facts>,
-    pub(crate) cores: Vec<Sender<Message>>,
-    link: Arc<Link>,
-}
-
-/// The sockets of the front end that is connected.
-#[derive(Default)]
-pub(crate) struct Link {
-    ends: Mutex<Ends>,
-}
-
-#[derive(Default)]
-struct Ends {
-    /// Where its requests come from.
-    front: Option<UnixStream>,
-    /// Where it is told of changes.
-    back: Option<UnixStream>,
-}
-
-impl Link {
-    fn ends(&self) -> MutexGuard<'_, Ends> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the connection.
-    pub(crate) fn cut(&self) {
-        if let Some(front) = &self.ends().front {
-            // It may be closed already.
-            let _ = front.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Has the front end read the configuration space again (BACKEND_CONFIG_CHANGE_MSG).
-    fn tell_change(&self) {
-        const CONFIG_CHANGE: u32 = 2;
-        const VERSION: u32 = 1;
-        let words = [CONFIG_CHANGE, VERSION, 0].map(u32::to_ne_bytes);
-        if let Some(back) = &mut self.ends().back
-            && let Err(error) = back.write_all(words.as_flattened())
-        {
-            tracing::warn!("a front end does not learn of the disk's new size: {error}");
-        }
-    }
 }
 
 /// A running server. Dropped without [`Server::stop`], its threads run on.
