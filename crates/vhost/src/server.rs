@@ -33,7 +33,7 @@ const BACKLOG: i32 = 8;
 const SOCKET_MODE: u32 = 0o600;
 
 /// How long the next front end waits for the former one to be gone.
-const CHANGE_TIME: Duration = Duration::from_secs(5);
+const CHANGE_TIME: Duration = Duration::from_secs(10);
 
 /// How long accepting pauses when descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);

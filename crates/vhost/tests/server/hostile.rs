@@ -55,7 +55,7 @@ fn wild_ring() -> impl Strategy<Value = (Vec<Wild>, Vec<u16>, u16)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn rings_of_nonsense_harm_nobody((descriptors, heads, index) in wild_ring(), event_index: bool) {
