@@ -79,20 +79,22 @@ goes_on() {
 killed() {
     local disk i
     disk=/dev/$(name)
-    rm -f /tmp/fio.rc
+    rm -f /tmp/fio.rc /tmp/killed
     (
         rc=0
-        fio --name=x --filename="$disk" --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k-64k \
-            --size=24m --fsync=64 --verify=crc32c --do_verify=1 --verify_fatal=1 --loops=2 >/tmp/fio.log 2>&1 || rc=$?
+        while [ $rc = 0 ] && [ ! -e /tmp/killed ]; do
+            fio --name=x --filename="$disk" --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k-64k \
+                --size=16m --fsync=64 --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || rc=$?
+        done
         echo $rc >/tmp/fio.rc
     ) &
     for i in $(seq "$1"); do
         sleep 1
-        [ ! -s /tmp/fio.rc ] || fail "fio had ended before the server was killed $i times"
         ask kill
         sleep 1
         goes_on "${disk##*/}"
     done
+    touch /tmp/killed
     i=0
     while [ ! -s /tmp/fio.rc ]; do
         [ $i -lt 150 ] || fail "fio did not end: I/O is stuck"
