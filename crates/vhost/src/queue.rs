@@ -209,7 +209,10 @@ impl Queue {
             _ => 0,
         };
         devices.budget = devices.budget.saturating_sub(held);
-        let work = planned.unwrap_or(Work::Flush);
+        let (work, refusal) = match planned {
+            Ok(work) => (work, None),
+            Err(status) => (Work::Flush, Some(status)),
+        };
         slot.running = Some(Running {
             work,
             status: frame.status,
@@ -220,9 +223,9 @@ impl Queue {
             held,
         });
         self.in_flight += 1;
-        match planned {
-            Ok(_) => self.advance(cx, devices, head),
-            Err(status) => self.end(devices, head, status),
+        match refusal {
+            None => self.advance(cx, devices, head),
+            Some(status) => self.end(devices, head, status),
         }
         Ok(())
     }
@@ -270,8 +273,9 @@ impl Queue {
                 running.piece = piece as u64;
                 write(cx, devices, (running, chain, memory), (offset, piece))
             }
-            &Work::Ranges { zeroes, list, count } => {
-                step_ranges(devices, running, zeroes, &list[..count])
+            Work::Ranges { zeroes, list } => {
+                let (zeroes, extent) = (*zeroes, list.get(running.range).copied());
+                step_range(devices, running, zeroes, extent)
             }
         }
     }
@@ -421,9 +425,13 @@ fn write(
     }
 }
 
-fn step_ranges(devices: &Devices, running: &mut Running, zeroes: bool, list: &[Extent]) -> Step {
-    let Some(&extent) = list.get(running.range) else { return Step::Ends(status::OK) };
-    let Extent { offset, len, unmap } = extent;
+fn step_range(
+    devices: &Devices,
+    running: &mut Running,
+    zeroes: bool,
+    extent: Option<Extent>,
+) -> Step {
+    let Some(Extent { offset, len, unmap }) = extent else { return Step::Ends(status::OK) };
     if running.done == len {
         running.range += 1;
         running.done = 0;

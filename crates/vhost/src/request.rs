@@ -38,7 +38,7 @@ pub(crate) struct Extent {
 }
 
 /// What is to be done. Lengths are of whole blocks inside of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Data from the device.
     Read { offset: u64, len: u64 },
@@ -49,7 +49,7 @@ pub(crate) enum Work {
     /// The device's identity.
     Identify,
     /// These ranges released, or zeroed.
-    Ranges { zeroes: bool, list: [Extent; MAX_RANGES], count: usize },
+    Ranges { zeroes: bool, list: Box<[Extent]> },
 }
 
 /// The outer parts of a request.
@@ -130,8 +130,8 @@ fn ranges(facts: &Facts, memory: &Memory, chain: &Chain, zeroes: bool) -> Result
     if bytes % RANGE_LEN != 0 || count == 0 || count > MAX_RANGES {
         return Err(status::IO_ERROR);
     }
-    let mut list = [Extent::default(); MAX_RANGES];
-    for (index, extent) in list.iter_mut().take(count).enumerate() {
+    let mut list = vec![Extent::default(); count];
+    for (index, extent) in list.iter_mut().enumerate() {
         let mut raw = [0; RANGE_LEN];
         let read = memory.gather(&chain.readable, index * RANGE_LEN, &mut raw);
         read.map_err(|_| status::IO_ERROR)?;
@@ -148,7 +148,7 @@ fn ranges(facts: &Facts, memory: &Memory, chain: &Chain, zeroes: bool) -> Result
         let offset = offset.ok_or(status::IO_ERROR)?;
         *extent = Extent { offset, len, unmap: flags & UNMAP != 0 };
     }
-    Ok(Work::Ranges { zeroes, list, count })
+    Ok(Work::Ranges { zeroes, list: list.into() })
 }
 
 /// The bytes of segments.
