@@ -394,6 +394,22 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     .into_iter()
 }
 
+/// The steps of [`kernel_steps`] on disks that `raceline connect` makes.
+const DISK_STEPS: [(&str, Kernel, Part, &str); 2] = [
+    (
+        "kernel-6.12-disk",
+        Kernel::V6_12,
+        Part::Disk,
+        "the NBD client of Linux 6.12 on a disk that connect makes",
+    ),
+    (
+        "kernel-6.12-vhost",
+        Kernel::V6_12,
+        Part::Vhost,
+        "Linux 6.12 in QEMU on a vhost-user disk, whose server is killed and which grows",
+    ),
+];
+
 /// The steps in which Linux, in a machine of its own, is the other end.
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     let parts = [
@@ -462,20 +478,8 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Iscsi,
             "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
         ),
-        (
-            "kernel-6.12-disk",
-            Kernel::V6_12,
-            Part::Disk,
-            "the NBD client of Linux 6.12 on a disk that connect makes",
-        ),
-        (
-            "kernel-6.12-vhost",
-            Kernel::V6_12,
-            Part::Vhost,
-            "Linux 6.12 in QEMU on a vhost-user disk, whose server is killed and which grows",
-        ),
     ];
-    parts.into_iter().map(move |(name, kernel, part, about)| {
+    parts.into_iter().chain(DISK_STEPS).map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
         // the kernel's client does, and the tests of crates/vhost most of what a guest does.
