@@ -1,6 +1,7 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
 mod registry;
+mod ublk;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -94,10 +95,15 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     check(args)?;
     let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let registry = Registry::of_this_user()?;
-    let DiskKind::Nbd = args.kind;
+    if args.kind == DiskKind::Ublk {
+        ublk::prepare(args)?;
+    }
     let source = Source::open(args)?;
     let device = source.device();
-    let ended = serve_nbd(args, &device, &registry, &interrupt);
+    let ended = match args.kind {
+        DiskKind::Nbd => serve_nbd(args, &device, &registry, &interrupt),
+        DiskKind::Ublk => ublk::serve(args, &device, &registry, &interrupt),
+    };
     if let Source::Namespace(namespace) = &source {
         namespace.disconnect();
     }
@@ -227,6 +233,12 @@ pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
     };
     let entries = registry.running()?;
     let meant: Vec<&Entry> = entries.iter().filter(|entry| is_meant(entry)).collect();
+    if let Some(place) = args.device.as_ref().filter(|_| meant.is_empty())
+        && ublk::remove_orphan(place)?
+    {
+        println!("removed {place}, whose process had ended");
+        return Ok(());
+    }
     if meant.is_empty() && !args.all {
         let known: Vec<String> = entries.iter().flat_map(|entry| entry.places.clone()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -235,6 +247,9 @@ pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
         )));
     }
     for entry in &meant {
+        if !args.force {
+            ublk::check_unused(entry)?;
+        }
         registry.end(entry, END_TIME)?;
         println!("disconnected {}", entry.places.join(" "));
     }

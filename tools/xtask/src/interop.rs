@@ -67,7 +67,7 @@ impl Kernel {
                 "-P",
                 "ktls-utils,keyutils,open-iscsi,sg3-utils,nbd-client",
                 "-M",
-                "tls,iscsi_tcp,sd_mod,sg,nbd",
+                "tls,iscsi_tcp,sd_mod,sg,nbd,ublk_drv",
             ],
         }
     }

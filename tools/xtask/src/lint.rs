@@ -71,12 +71,14 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/uring/fixed.rs",
     "crates/reactor/src/uring/nvme.rs",
     "crates/reactor/src/uring/ops.rs",
+    "crates/reactor/src/uring/ublk.rs",
     "crates/reactor/tests/allocations.rs",
     "crates/sandbox/tests/attempts/denied.rs",
     "crates/sandbox/tests/attempts/support.rs",
     "crates/sandbox/tests/attempts/works.rs",
     "crates/tls/src/kernel.rs",
     "crates/tls/src/library.rs",
+    "crates/ublk/src/control.rs",
 ];
 
 /// The longest a source file may be.

@@ -1,0 +1,221 @@
+# The kernel's own block device on a namespace: `raceline connect --as ublk` over a daemon of the same machine.  File systems,
+# data, flush and FUA, discard, a daemon that is killed and one that comes back, a namespace that grows, the end under I/O.
+#
+# Environment: NQN.  The program raceline is beside this script.
+. ./lib.sh
+
+RACELINE=./raceline
+export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
+PORT=4420
+DISK=/dev/ublkb0
+FILE=/tmp/target.img
+MIB=384
+
+rpc() { $RACELINE rpc "$@"; }
+# until_so SECONDS COMMAND...: repeats the command until it succeeds; fails after SECONDS.
+until_so() {
+    local i=0 limit=$(($1 * 5))
+    shift
+    while ! "$@" >/tmp/until 2>&1; do
+        [ $i -lt $limit ] || { cat /tmp/until; tail -n 5 /tmp/connect.err; fail "not so in time: $*"; }
+        sleep 0.2
+        i=$((i + 1))
+    done
+}
+# attach [OPTION...]: makes the disk $DISK.
+attach() {
+    : >/tmp/connect.out
+    $RACELINE connect --as ublk -a 127.0.0.1 -s $PORT -n "$NQN" "$@" >/tmp/connect.out 2>>/tmp/connect.err &
+    echo $! >/tmp/connect.pid
+    until_so 60 grep -q '"ready"' /tmp/connect.out
+    grep -q "\"device\":\"$DISK\"" /tmp/connect.out || fail "not $DISK: $(cat /tmp/connect.out)"
+    [ -b $DISK ] || fail "there is no $DISK"
+}
+gone() { ! kill -0 "$(cat /tmp/connect.pid)" 2>/dev/null; }
+detach() {
+    $RACELINE disconnect -d $DISK "$@"
+    until_so 30 gone
+    [ ! -e $DISK ] || fail "$DISK is still there"
+    [ ! -e /dev/ublkc0 ] || fail "/dev/ublkc0 is still there"
+    ! grep -q 'panicked' /tmp/connect.err || fail "it panicked: $(cat /tmp/connect.err)"
+}
+# count WHAT: what the daemon has counted of its device, such as flush.
+count() { rpc bdev_get_iostat -b file0 | grep -o "\"num_$1_ops\": *[0-9]*" | head -n 1 | grep -o '[0-9]*$'; }
+
+without_driver() {
+    refused 'modprobe ublk_drv' $RACELINE connect --as ublk --bdev ram:16M
+    refused 'io_uring only' $RACELINE connect --as ublk --bdev ram:16M --io epoll
+    modprobe ublk_drv
+    echo 2 >/proc/sys/kernel/io_uring_disabled
+    refused 'io_uring_disabled' $RACELINE connect --as ublk --bdev ram:16M
+    echo 0 >/proc/sys/kernel/io_uring_disabled
+}
+
+target() {
+    mkdir -p /tmp/run
+    truncate -s ${MIB}M $FILE
+    $RACELINE serve -r "$RACELINE_RPC_SOCKET" >>/tmp/serve.out 2>>/tmp/serve.err &
+    until_so 60 rpc spdk_get_version
+    rpc nvmf_create_transport -t tcp
+    rpc bdev_aio_create $FILE file0 512
+    rpc nvmf_create_subsystem "$NQN" -a
+    rpc nvmf_subsystem_add_ns "$NQN" file0
+    rpc nvmf_subsystem_add_listener "$NQN" -t tcp -a 127.0.0.1 -s $PORT
+}
+
+facts() {
+    local q=/sys/block/ublkb0/queue
+    attach --queue-depth 32 --max-io-kib 256 --cores 0,1
+    [ "$(blockdev --getsize64 $DISK)" = $((MIB << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
+    [ "$(cat $q/fua)" = 1 ] || fail "the kernel does not know that the disk has FUA"
+    grep -q 'write back' $q/write_cache || fail "the kernel does not know of the cache"
+    [ "$(cat $q/discard_max_bytes)" -gt 0 ] || fail "the kernel does not know that it can discard"
+    [ "$(cat $q/write_zeroes_max_bytes)" -gt 0 ] || fail "the kernel does not know that it can zero"
+    [ "$(cat $q/max_hw_sectors_kb)" = 256 ] || fail "a request has $(cat $q/max_hw_sectors_kb) KiB"
+    [ "$(cat $q/nr_requests)" = 32 ] || fail "a queue has $(cat $q/nr_requests) requests"
+    [ "$(ls /sys/block/ublkb0/mq | wc -l)" = 2 ] || fail "it has $(ls /sys/block/ublkb0/mq | wc -l) queues"
+    detach
+    attach --read-only
+    [ "$(blockdev --getro $DISK)" = 1 ] || fail "it can be written"
+    detach
+}
+
+# filesystem KIND: makes a file system, writes, attaches again, and finds what was written.
+filesystem() {
+    local sum
+    attach
+    mkfs.$1 -q $DISK
+    mkdir -p /tmp/mnt
+    mount $DISK /tmp/mnt
+    dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=160 conv=fsync 2>/dev/null
+    sum=$(md5sum </tmp/mnt/data)
+    refused 'is in use' $RACELINE disconnect -d $DISK
+    umount /tmp/mnt
+    detach
+    attach
+    mount $DISK /tmp/mnt
+    [ "$(md5sum </tmp/mnt/data)" = "$sum" ] || fail "the file is not as it was written"
+    rm /tmp/mnt/data
+    fstrim /tmp/mnt
+    umount /tmp/mnt
+    blkdiscard -f $DISK
+    detach
+}
+
+verify() {
+    attach --cores 0,1
+    fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=16k \
+        --size=24m --fsync=64 --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 ||
+        fail "$(tail -n 3 /tmp/fio.log)"
+    detach
+}
+
+# What is flushed, written through, discarded and zeroed arrives at the daemon's device as that.
+durable() {
+    local flushes writes after
+    attach
+    flushes=$(count flush)
+    dd if=/dev/zero of=$DISK bs=4k count=1 conv=fsync 2>/dev/null
+    after=$(count flush)
+    [ "$after" -gt "$flushes" ] || fail "an fsync made no flush: $flushes, $after"
+    # With FUA, a write that must be durable needs no flush.
+    flushes=$(count flush) writes=$(count write)
+    dd if=/dev/zero of=$DISK bs=4k count=8 oflag=direct,dsync 2>/dev/null
+    [ "$(count write)" -ge $((writes + 8)) ] || fail "8 writes are $(($(count write) - writes))"
+    after=$(count flush)
+    [ $((after - flushes)) -le 1 ] || fail "8 durable writes made $((after - flushes)) flushes"
+    dd if=/dev/urandom of=$DISK bs=1M count=4 oflag=direct 2>/dev/null
+    blkdiscard -f -o 1M -l 1M $DISK
+    blkdiscard -f -z -o 2M -l 1M $DISK
+    [ "$(count unmap)" -ge 1 ] || fail "the daemon's device was asked for no discard"
+    dd if=$DISK bs=1M skip=1 count=2 iflag=direct 2>/dev/null | cmp -n $((2 << 20)) - /dev/zero ||
+        fail "the ranges do not read zeroes"
+    detach
+}
+
+# A killed process under a job that verifies: the job waits, and ends well after the same command line was given again.
+killed() {
+    local i fio
+    attach
+    fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=16m \
+        --time_based --runtime=20 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_backlog=64 \
+        >/tmp/fio.log 2>&1 &
+    fio=$!
+    for i in 1 2 3; do
+        sleep 4
+        kill -0 $fio || fail "fio has ended: $(tail -n 3 /tmp/fio.log)"
+        kill -9 "$(cat /tmp/connect.pid)"
+        until_so 30 gone
+        attach
+        grep -q 'goes on' /tmp/connect.err || fail "it is another disk: $(cat /tmp/connect.err)"
+    done
+    wait $fio || fail "$(tail -n 3 /tmp/fio.log)"
+    detach
+}
+
+# A process that was killed and is not missed: its disk is removed.
+abandoned() {
+    attach
+    kill -9 "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    until_so 30 $RACELINE disconnect -d $DISK
+    [ ! -e $DISK ] || fail "$DISK is still there"
+    refused 'no such disk' $RACELINE disconnect -d $DISK
+}
+
+# What is in memory of the process ends with it.
+memory() {
+    $RACELINE connect --as ublk --bdev ram:16M --ublk-id 5 >/tmp/connect.out 2>>/tmp/connect.err &
+    echo $! >/tmp/connect.pid
+    until_so 60 grep -q '"ready"' /tmp/connect.out
+    refused 'is there already' $RACELINE connect --as ublk --bdev ram:32M --ublk-id 5
+    dd if=/dev/urandom of=/dev/ublkb5 bs=1M count=8 oflag=direct 2>/dev/null
+    kill -9 "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    until_so 30 $RACELINE disconnect -d /dev/ublkb5
+    [ ! -e /dev/ublkc5 ] || fail "/dev/ublkc5 is still there"
+}
+
+# The kernel of this guest cannot resize a disk: it is told once, and the disk goes on; the next one has the new size.
+resize() {
+    attach
+    truncate -s $((MIB + 64))M $FILE
+    rpc bdev_aio_rescan file0
+    until_so 30 grep -q 'keeps its size' /tmp/connect.err
+    [ "$(blockdev --getsize64 $DISK)" = $((MIB << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
+    dd if=/dev/zero of=$DISK bs=4k count=1 oflag=direct 2>/dev/null
+    detach
+    attach
+    [ "$(blockdev --getsize64 $DISK)" = $((MIB + 64 << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
+    detach
+}
+
+under_io() {
+    local fio
+    attach
+    fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=4k --size=16m \
+        --time_based --runtime=30 >/tmp/fio.log 2>&1 &
+    fio=$!
+    sleep 3
+    kill -0 $fio || fail "fio has ended: $(tail -n 3 /tmp/fio.log)"
+    detach
+    ! wait $fio || fail "fio has not noticed that the disk has ended"
+}
+
+dispatch "$@"
+log_start
+check without-driver 60 without_driver
+check target 120 target
+check facts 120 facts
+check ext4 120 filesystem ext4
+check xfs 120 filesystem xfs
+check fio-verify 120 verify
+check durable 60 durable
+check killed 150 killed
+check abandoned 90 abandoned
+check memory 90 memory
+check resize 120 resize
+check under-io 90 under_io
+# The disk that ends under I/O, and the one that was abandoned, provoke errors.
+check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)'
+finish
