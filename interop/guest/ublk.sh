@@ -7,6 +7,7 @@
 RACELINE=./raceline
 export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
 PORT=4420
+METRICS=9400
 DISK=/dev/ublkb0
 FILE=/tmp/target.img
 MIB=384
@@ -39,8 +40,19 @@ detach() {
     [ ! -e /dev/ublkc0 ] || fail "/dev/ublkc0 is still there"
     ! grep -q 'panicked' /tmp/connect.err || fail "it panicked: $(cat /tmp/connect.err)"
 }
-# count WHAT: what the daemon has counted of its device, such as flush.
-count() { rpc bdev_get_iostat -b file0 | grep -o "\"num_$1_ops\": *[0-9]*" | head -n 1 | grep -o '[0-9]*$'; }
+# count WHAT: how many requests the daemon's device has done, such as flushes.
+count() {
+    local n
+    n=$(wget -qO- http://127.0.0.1:$METRICS/metrics | grep "bdev_$1_completed_total{" | sed 's/.* //; s/[.].*//')
+    [ -n "$n" ] || fail "the daemon counts no $1"
+    echo "$n"
+}
+# begin [OPTION...]: as attach, after what an earlier check may have left over.
+begin() {
+    $RACELINE disconnect --all --force >/dev/null 2>&1 || true
+    $RACELINE disconnect -d $DISK --force >/dev/null 2>&1 || true
+    attach "$@"
+}
 
 without_driver() {
     refused 'modprobe ublk_drv' $RACELINE connect --as ublk --bdev ram:16M
@@ -54,7 +66,7 @@ without_driver() {
 target() {
     mkdir -p /tmp/run
     truncate -s ${MIB}M $FILE
-    $RACELINE serve -r "$RACELINE_RPC_SOCKET" >>/tmp/serve.out 2>>/tmp/serve.err &
+    $RACELINE serve -r "$RACELINE_RPC_SOCKET" --metrics 127.0.0.1:$METRICS >>/tmp/serve.out 2>>/tmp/serve.err &
     until_so 60 rpc spdk_get_version
     rpc nvmf_create_transport -t tcp
     rpc bdev_aio_create $FILE file0 512
@@ -65,7 +77,7 @@ target() {
 
 facts() {
     local q=/sys/block/ublkb0/queue
-    attach --queue-depth 32 --max-io-kib 256 --cores 0,1
+    begin --queue-depth 32 --max-io-kib 256 --cores 0,1
     [ "$(blockdev --getsize64 $DISK)" = $((MIB << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
     [ "$(cat $q/fua)" = 1 ] || fail "the kernel does not know that the disk has FUA"
     grep -q 'write back' $q/write_cache || fail "the kernel does not know of the cache"
@@ -83,7 +95,7 @@ facts() {
 # filesystem KIND: makes a file system, writes, attaches again, and finds what was written.
 filesystem() {
     local sum
-    attach
+    begin
     mkfs.$1 -q $DISK
     mkdir -p /tmp/mnt
     mount $DISK /tmp/mnt
@@ -103,7 +115,7 @@ filesystem() {
 }
 
 verify() {
-    attach --cores 0,1
+    begin --cores 0,1
     fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=16k \
         --size=24m --fsync=64 --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 ||
         fail "$(tail -n 3 /tmp/fio.log)"
@@ -113,21 +125,21 @@ verify() {
 # What is flushed, written through, discarded and zeroed arrives at the daemon's device as that.
 durable() {
     local flushes writes after
-    attach
-    flushes=$(count flush)
+    begin
+    flushes=$(count flushes)
     dd if=/dev/zero of=$DISK bs=4k count=1 conv=fsync 2>/dev/null
-    after=$(count flush)
+    after=$(count flushes)
     [ "$after" -gt "$flushes" ] || fail "an fsync made no flush: $flushes, $after"
     # With FUA, a write that must be durable needs no flush.
-    flushes=$(count flush) writes=$(count write)
+    flushes=$(count flushes) writes=$(count writes)
     dd if=/dev/zero of=$DISK bs=4k count=8 oflag=direct,dsync 2>/dev/null
-    [ "$(count write)" -ge $((writes + 8)) ] || fail "8 writes are $(($(count write) - writes))"
-    after=$(count flush)
+    [ "$(count writes)" -ge $((writes + 8)) ] || fail "8 writes are $(($(count writes) - writes))"
+    after=$(count flushes)
     [ $((after - flushes)) -le 1 ] || fail "8 durable writes made $((after - flushes)) flushes"
     dd if=/dev/urandom of=$DISK bs=1M count=4 oflag=direct 2>/dev/null
     blkdiscard -f -o 1M -l 1M $DISK
     blkdiscard -f -z -o 2M -l 1M $DISK
-    [ "$(count unmap)" -ge 1 ] || fail "the daemon's device was asked for no discard"
+    [ "$(count unmaps)" -ge 1 ] || fail "the daemon's device was asked for no discard"
     dd if=$DISK bs=1M skip=1 count=2 iflag=direct 2>/dev/null | cmp -n $((2 << 20)) - /dev/zero ||
         fail "the ranges do not read zeroes"
     detach
@@ -136,7 +148,7 @@ durable() {
 # A killed process under a job that verifies: the job waits, and ends well after the same command line was given again.
 killed() {
     local i fio
-    attach
+    begin
     fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=16m \
         --time_based --runtime=20 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_backlog=64 \
         >/tmp/fio.log 2>&1 &
@@ -155,7 +167,7 @@ killed() {
 
 # A process that was killed and is not missed: its disk is removed.
 abandoned() {
-    attach
+    begin
     kill -9 "$(cat /tmp/connect.pid)"
     until_so 30 gone
     until_so 30 $RACELINE disconnect -d $DISK
@@ -178,7 +190,7 @@ memory() {
 
 # The kernel of this guest cannot resize a disk: it is told once, and the disk goes on; the next one has the new size.
 resize() {
-    attach
+    begin
     truncate -s $((MIB + 64))M $FILE
     rpc bdev_aio_rescan file0
     until_so 30 grep -q 'keeps its size' /tmp/connect.err
@@ -192,7 +204,7 @@ resize() {
 
 under_io() {
     local fio
-    attach
+    begin
     fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=4k --size=16m \
         --time_based --runtime=30 >/tmp/fio.log 2>&1 &
     fio=$!

@@ -9,6 +9,7 @@ mod iscsi;
 mod manage;
 mod paths;
 mod tls;
+mod ublk;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -58,7 +59,7 @@ impl Kernel {
         }
     }
 
-    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, and TLS for NVMe, which the kernel of Debian 12
+    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, ublk, and TLS for NVMe, which the kernel of Debian 12
     /// does not have.
     fn image_options(self) -> &'static [&'static str] {
         match self {
@@ -106,6 +107,8 @@ pub(crate) enum Part {
     IscsiAll,
     /// The kernel's NBD client on a disk of ours.
     Disk,
+    /// The kernel's own block device on a namespace of a daemon.
+    Ublk,
 }
 
 /// The target of the kernel's host.
@@ -173,6 +176,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, &image, part),
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
+        (Part::Ublk, _) => ublk::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -201,6 +205,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Cuts | Part::CutsAll => "cuts.sh",
         Part::Adq => "adq.sh",
         Part::Disk => "disk.sh",
+        Part::Ublk => "ublk.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }

@@ -468,12 +468,19 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Disk,
             "the NBD client of Linux 6.12 on a disk that connect makes",
         ),
+        (
+            "kernel-6.12-ublk",
+            Kernel::V6_12,
+            Part::Ublk,
+            "a block device of Linux 6.12 that connect makes, whose process is killed",
+        ),
     ];
     parts.into_iter().map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
         // the kernel's client does.
-        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host)
+            || matches!(part, Part::Disk | Part::Ublk);
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }
