@@ -38,6 +38,9 @@ struct Ready<'a> {
     bytes: u64,
     block_size: u32,
     read_only: bool,
+    /// Another process had made it, and has ended. Only of disks that outlive a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovered: Option<bool>,
     pid: u32,
 }
 
@@ -172,6 +175,7 @@ fn serve_nbd(
         bytes: info.block_count * u64::from(info.block_size),
         block_size: info.block_size,
         read_only: args.read_only || info.read_only,
+        recovered: None,
         pid: std::process::id(),
     };
     let ended = print(&ready).and_then(|()| wait(&server, interrupt));

@@ -69,6 +69,7 @@ pub(super) fn serve(
         bytes: disk.bytes(),
         block_size: info.block_size,
         read_only: args.read_only || info.read_only,
+        recovered: Some(disk.is_recovered()),
         pid: std::process::id(),
     };
     let ended = print(&ready).and_then(|()| wait(&mut disk, interrupt));
