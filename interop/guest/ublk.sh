@@ -147,23 +147,38 @@ durable() {
     detach
 }
 
-# A killed process under a job that verifies: the job waits, and ends well after the same command line was given again.
+# written: prints how many sectors were written to the disk.
+written() { awk '{ print $7 }' /sys/block/ublkb0/stat; }
+moved() { [ "$(written)" -gt "$(cat /tmp/before)" ]; }
+# under_way: waits until the disk is written.
+under_way() {
+    written >/tmp/before
+    until_so 60 moved
+}
+# jobs: verifying jobs, one after another, until /tmp/enough is there.
+jobs() {
+    while [ ! -e /tmp/enough ]; do
+        fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m \
+            --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || return 1
+    done
+}
+# A killed process under jobs that verify: they wait, and end well after the same command line was given again.
 killed() {
-    local i fio
+    local i jobs
+    rm -f /tmp/enough
     begin
-    fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=16m \
-        --time_based --runtime=20 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_backlog=64 \
-        >/tmp/fio.log 2>&1 &
-    fio=$!
+    jobs &
+    jobs=$!
     for i in 1 2 3; do
-        sleep 4
-        kill -0 $fio || fail "fio has ended: $(tail -n 3 /tmp/fio.log)"
+        under_way
         kill -9 "$(cat /tmp/connect.pid)"
         until_so 30 gone
         attach
         grep -q '"recovered":true' /tmp/connect.out || fail "it is another disk: $(cat /tmp/connect.out)"
     done
-    wait $fio || fail "$(tail -n 3 /tmp/fio.log)"
+    under_way
+    touch /tmp/enough
+    wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
     detach
 }
 
@@ -208,10 +223,9 @@ under_io() {
     local fio
     begin
     fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=16 --rw=randrw --bs=4k --size=16m \
-        --time_based --runtime=30 >/tmp/fio.log 2>&1 &
+        --time_based --runtime=600 >/tmp/fio.log 2>&1 &
     fio=$!
-    sleep 3
-    kill -0 $fio || fail "fio has ended: $(tail -n 3 /tmp/fio.log)"
+    under_way
     detach
     ! wait $fio || fail "fio has not noticed that the disk has ended"
 }
@@ -225,7 +239,7 @@ check ext4 120 filesystem ext4
 check xfs 120 filesystem xfs
 check fio-verify 120 verify
 check durable 60 durable
-check killed 150 killed
+check killed 240 killed
 check abandoned 90 abandoned
 check memory 90 memory
 check resize 120 resize

@@ -358,9 +358,21 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
         return Ok(false);
     };
     let mut control = Control::open()?;
-    match control.info(id) {
-        Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {}
-        _ => return Ok(false),
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match control.info(id) {
+            Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
+                if info.state != state::LIVE {
+                    break;
+                }
+                // The kernel has not seen its end yet; or it runs where its number is another one, in a container.
+                if Instant::now() > until {
+                    return Ok(false);
+                }
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            _ => return Ok(false),
+        }
     }
     for command in [Command::Stop, Command::Delete] {
         let ended = control.simple(command, id, 0, &|| true);
@@ -431,7 +443,9 @@ fn find(control: &mut Control, config: &DiskConfig) -> Result<Option<DeviceInfo>
 /// Whether nobody serves a disk any more.
 fn is_orphan(info: &DeviceInfo) -> bool {
     match info.state {
-        state::LIVE => info.pid <= 0 || !Path::new(&format!("/proc/{}", info.pid)).exists(),
+        state::LIVE | state::DEAD => {
+            info.pid <= 0 || !Path::new(&format!("/proc/{}", info.pid)).exists()
+        }
         _ => true,
     }
 }
@@ -456,7 +470,7 @@ fn asked(config: &DiskConfig, device: &BdevInfo, resizes: bool) -> DeviceInfo {
         state: state::DEAD,
         max_io_bytes: config.max_io_bytes,
         id: config.id.unwrap_or(u32::MAX),
-        pid: 0,
+        pid: i32::try_from(std::process::id()).unwrap_or(0),
         features: feature::COMP_IN_TASK | feature::CMD_IOCTL_ENCODE | recovery | resize,
         mark: config.mark.0,
     }

@@ -29,7 +29,7 @@ const NQN: &str = "nqn.2026-01.io.raceline:interop";
 const IMAGE_LIMIT_S: u64 = 600;
 /// Time for one guest, in seconds: about five times what a quiet two-core machine needs.
 const GUEST_LIMIT_S: u64 = 420;
-/// Time for a guest whose paths are cut, in seconds: about five times what a quiet two-core machine needs.
+/// Time for a guest whose paths are cut, or whose disk loses its process, in seconds: about five times what a quiet two-core machine needs.
 const CUTS_LIMIT_S: u64 = 600;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
@@ -214,7 +214,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
-        Part::Cuts => CUTS_LIMIT_S,
+        Part::Cuts | Part::Ublk => CUTS_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };

@@ -57,7 +57,9 @@ fn only_what_outlives_a_process_is_recovered() {
     assert!(is_orphan(&killed) && outlives(&killed));
     let quiesced = DeviceInfo { state: state::QUIESCED, ..live };
     assert!(is_orphan(&quiesced) && outlives(&quiesced));
-    let dead = DeviceInfo { state: state::DEAD, ..live };
+    let ending = DeviceInfo { state: state::DEAD, ..live };
+    assert!(!is_orphan(&ending));
+    let dead = DeviceInfo { state: state::DEAD, ..killed };
     assert!(is_orphan(&dead) && !outlives(&dead));
 }
 
