@@ -193,6 +193,18 @@ impl<P: Provider> HostPort<P> {
         is_busy
     }
 
+    /// Posts what was submitted, and takes nothing. Whether a queue is lost by that: then [`Self::poll`] has news.
+    pub fn post(&mut self) -> bool {
+        let mut is_lost = false;
+        for id in &self.dirty {
+            if let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(id) {
+                queue.flush(&mut self.provider);
+                is_lost |= queue.loss().is_some();
+            }
+        }
+        is_lost
+    }
+
     /// Looks at the deadlines of all connections. Call it every second or so.
     pub fn check_deadlines(&mut self, now: Instant) {
         let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
@@ -209,6 +221,19 @@ impl<P: Provider> HostPort<P> {
                 _ => {}
             }
         }
+    }
+
+    /// Ends all connections at once, for an owner that waits for nothing: the peers are told, the queue pairs are
+    /// destroyed, and nothing reaches memory any more.
+    pub fn abandon(&mut self) {
+        for (id, connection) in std::mem::take(&mut self.connections) {
+            self.provider.disconnect(id);
+            self.provider.destroy(id);
+            for region in connection.regions {
+                self.provider.deregister(region);
+            }
+        }
+        self.dirty.clear();
     }
 
     /// Ends a connection from this end.

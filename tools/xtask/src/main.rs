@@ -394,9 +394,9 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     .into_iter()
 }
 
-/// The steps in which Linux, in a machine of its own, is the other end.
-fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
-    let parts = [
+/// Those with the older kernel.
+fn parts_with_6_1() -> [(&'static str, Kernel, Part, &'static str); 4] {
+    [
         ("kernel-6.1-host", Kernel::V6_1, Part::Host, "Linux 6.1 as the host of our target"),
         (
             "kernel-6.1-faults",
@@ -406,6 +406,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
         ),
         ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
         ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
+    ]
+}
+
+/// The steps in which Linux, in a machine of its own, is the other end.
+fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
+    let parts = [
         ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
         (
             "kernel-6.12-faults",
@@ -468,12 +474,19 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Disk,
             "the NBD client of Linux 6.12 on a disk that connect makes",
         ),
+        (
+            "kernel-6.12-rdma",
+            Kernel::V6_12,
+            Part::Rdma,
+            "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
+        ),
     ];
-    parts.into_iter().map(move |(name, kernel, part, about)| {
+    parts_with_6_1().into_iter().chain(parts).map(move |(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
         // the kernel's client does.
-        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host)
+            || matches!(part, Part::Disk | Part::Rdma);
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

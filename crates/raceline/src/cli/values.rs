@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use raceline_bdev::ByteSize;
+use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
 use raceline_target::{
@@ -153,10 +154,6 @@ pub(crate) enum OutputFormat {
     Json,
 }
 
-/// The only transport.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tcp;
-
 /// Longest busy poll: while one connection polls, the others of its core wait.
 const BUSY_POLL_MAX_US: u64 = 10_000;
 
@@ -169,16 +166,15 @@ pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
 }
 
-/// `-t`, as in nvme-cli: hosts reach targets only over TCP.
-pub(crate) fn transport(text: &str) -> Result<Tcp, String> {
-    if text.eq_ignore_ascii_case("tcp") {
-        return Ok(Tcp);
-    }
+/// `-t`, as in nvme-cli.
+pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     let other = match text.to_ascii_lowercase().as_str() {
-        "rdma" | "fc" | "loop" | "pcie" => "nvme-cli knows it, and Raceline has NVMe/TCP only",
+        "tcp" => return Ok(Transport::Tcp),
+        "rdma" => return Ok(Transport::Rdma),
+        "fc" | "loop" | "pcie" => "nvme-cli knows it, and Raceline does not",
         _ => "it is no transport of nvme-cli",
     };
-    Err(format!("{other}: write -t tcp, or leave -t out"))
+    Err(format!("{other}: write -t tcp or -t rdma; without -t it is tcp"))
 }
 
 /// A host identifier: a UUID that is not all zeroes.

@@ -103,8 +103,7 @@ pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
 }
 
 fn sealed_text() -> String {
-    "this process was started without RDMA and has given up the right to load libraries; restart it with an RDMA \
-     listener or path in its configuration, or without its sandbox"
+    "this process was started without RDMA and has given up the right to load libraries; restart it with --sandbox off"
         .to_owned()
 }
 
