@@ -1,0 +1,244 @@
+//! The provider of streams over RDMA: its listener and its connections.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use raceline_proto::controller::rdma_in_capsule_bytes;
+use raceline_proto::rdma::{CapsuleLimits, GrantLimits, MAX_DESCRIPTORS};
+use raceline_rdma::PortConfig;
+use raceline_rdma::device::RdmaDevice;
+use raceline_rdma::verbs::{ConnectionId, Provider, ProviderError};
+use raceline_rdma::waiting::WaitingDevice;
+use raceline_reactor::io::RecvBuffers;
+use raceline_reactor::{
+    ByteStream, Interest, SendBatch, Socket, Source, StreamListener, StreamProvider,
+};
+
+use super::hub::Hub;
+use crate::changes::config::TargetConfig;
+
+/// A device of a listener.
+pub(super) type Device = Box<dyn WaitingDevice>;
+
+/// Opens the device that has an address.
+pub type OpenDevice =
+    dyn Fn(SocketAddr) -> Result<Box<dyn WaitingDevice>, ProviderError> + Send + Sync;
+
+/// What a listener for RDMA grants, and the memory that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// Entries of an admin queue.
+    pub admin_entries: u16,
+    /// Entries of an I/O queue.
+    pub io_entries: u16,
+    /// I/O queues of a controller.
+    pub io_queues: u16,
+    /// Bytes of data in a capsule of an I/O queue.
+    pub in_capsule_bytes: u32,
+    /// Bytes that a command moves.
+    pub transfer_bytes: u32,
+    /// Bytes of registered memory for data, besides the capsules of each queue.
+    pub buffer_bytes: u64,
+    /// Queue pairs at a time.
+    pub connections: usize,
+    /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
+    pub completions: u32,
+}
+
+impl RdmaConfig {
+    /// What agrees with the limits of a target: 64 MiB of memory for data (more for large transfers), 1024 queue pairs.
+    #[must_use]
+    pub fn of(config: &TargetConfig) -> Self {
+        let transfer_bytes = config.max_io_bytes;
+        Self {
+            admin_entries: config.max_admin_entries,
+            io_entries: config.max_queue_entries,
+            io_queues: config.max_io_queues,
+            in_capsule_bytes: rdma_in_capsule_bytes(config.in_capsule_bytes),
+            transfer_bytes,
+            buffer_bytes: (64 << 20).max(u64::from(transfer_bytes) * 4),
+            connections: 1024,
+            completions: 1 << 16,
+        }
+    }
+
+    pub(super) fn port(&self) -> PortConfig {
+        PortConfig {
+            grant: GrantLimits {
+                admin_entries: self.admin_entries,
+                io_entries: self.io_entries,
+                io_queues: self.io_queues,
+                reads: u8::MAX,
+            },
+            io: CapsuleLimits {
+                in_capsule_bytes: self.in_capsule_bytes,
+                descriptors: MAX_DESCRIPTORS,
+                transfer_bytes: self.transfer_bytes,
+            },
+            connections: self.connections,
+            stuck_after: Duration::from_secs(30),
+            establish_within: Duration::from_secs(10),
+            drain_within: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Carries the connections of NVMe/RDMA listeners ([`crate::Entrance::streams`]). Each listener opens the device that has
+/// its address.
+pub struct RdmaStreams {
+    config: RdmaConfig,
+    open: Box<OpenDevice>,
+}
+
+impl RdmaStreams {
+    /// Over real devices. libibverbs and librdmacm are loaded when the first listener opens.
+    #[must_use]
+    pub fn new(config: RdmaConfig) -> Self {
+        let completions = config.completions;
+        Self::over(config, move |address| {
+            RdmaDevice::open(address.ip(), completions).map(|device| Box::new(device) as _)
+        })
+    }
+
+    /// Over other devices.
+    pub fn over(
+        config: RdmaConfig,
+        open: impl Fn(SocketAddr) -> Result<Box<dyn WaitingDevice>, ProviderError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self { config, open: Box::new(open) }
+    }
+
+    fn open(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
+        if address.port() == 0 {
+            let text = "a listener for RDMA needs a port: 4420 is the usual one";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut device = (self.open)(address).map_err(io::Error::other)?;
+        let news = device.news().try_clone_to_owned()?;
+        device.listen(address).map_err(io::Error::other)?;
+        let hub = Arc::new(Mutex::new(Hub::new(device, &self.config)));
+        Ok(Box::new(Listener { hub, address, news }))
+    }
+}
+
+impl fmt::Debug for RdmaStreams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaStreams").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl StreamProvider for RdmaStreams {
+    /// The kernel accepts no such connection.
+    fn accepted(&self, _socket: Socket) -> io::Result<Socket> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// A listener connects to nobody.
+    fn connected(&self, _socket: Socket) -> io::Result<Socket> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn is_rdma(&self) -> bool {
+        true
+    }
+
+    fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
+        Some(self.open(address))
+    }
+}
+
+fn lock(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
+    hub.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Listener {
+    hub: Arc<Mutex<Hub>>,
+    address: SocketAddr,
+    news: OwnedFd,
+}
+
+impl StreamListener for Listener {
+    fn accept(&mut self) -> io::Result<Socket> {
+        let Some(arrival) = lock(&self.hub).accept() else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let hub = Arc::clone(&self.hub);
+        let stream = Stream { hub, id: arrival.id, bell: arrival.bell, is_open: true };
+        Ok(Socket::provided(Box::new(stream), self.address, arrival.peer))
+    }
+
+    fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::descriptor(self.news.as_fd())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        lock(&self.hub).orphan();
+    }
+}
+
+/// One connection.
+struct Stream {
+    hub: Arc<Mutex<Hub>>,
+    id: ConnectionId,
+    bell: UnixStream,
+    is_open: bool,
+}
+
+impl ByteStream for Stream {
+    fn advance(&mut self) -> io::Result<()> {
+        if lock(&self.hub).begin(self.id) {
+            let mut bytes = [0; 8];
+            // It was rung once.
+            let _ = self.bell.read(&mut bytes);
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
+        lock(&self.hub).receive(self.id, into)
+    }
+
+    fn transmit(&mut self, batch: &mut SendBatch) -> io::Result<usize> {
+        lock(&self.hub).transmit(self.id, batch)
+    }
+
+    fn unread(&mut self) -> usize {
+        lock(&self.hub).unread(self.id)
+    }
+
+    /// All news come by the bell.
+    fn interest(&self, waiting: Interest) -> Interest {
+        lock(&self.hub).wait(self.id, waiting);
+        if waiting.is_none() { Interest::NONE } else { Interest::READ }
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::descriptor(self.bell.as_fd())
+    }
+
+    fn close(&mut self, reset: bool) {
+        if std::mem::take(&mut self.is_open) {
+            lock(&self.hub).close(self.id, reset);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.close(true);
+    }
+}
