@@ -161,13 +161,16 @@ impl<P: Provider> HostPort<P> {
         self.events.pop_front()
     }
 
-    /// Takes events and completions, and posts what there is to post.
-    pub fn poll(&mut self, now: Instant) {
+    /// Takes events and completions, and posts what there is to post. False when there were none.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
         while let Some(event) = self.provider.next_event() {
+            is_busy = true;
             self.handle_event(event, now);
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
+        is_busy |= !completions.is_empty();
         for done in completions.drain(..) {
             let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
             let Some(queue) = &mut connection.queue else { continue };
@@ -187,6 +190,7 @@ impl<P: Provider> HostPort<P> {
             self.tell(id);
             self.advance(id, now);
         }
+        is_busy
     }
 
     /// Looks at the deadlines of all connections. Call it every second or so.

@@ -1,15 +1,15 @@
 //! libibverbs and librdmacm, loaded when RDMA is first used: a program runs without them until then.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::{Library as Loaded, Symbol};
 
 use super::layout::{
-    CmEvent, CmId, CompletionQueue, ConnectionParameters, DeviceAttributes, EventChannel,
-    MemoryRegion, PairAttributes, VerbsContext,
+    CmEvent, CmId, CompletionChannel, CompletionQueue, ConnectionParameters, DeviceAttributes,
+    EventChannel, MemoryRegion, PairAttributes, VerbsContext,
 };
 use crate::verbs::ProviderError;
 
@@ -59,8 +59,12 @@ functions! {
     verbs ibv_dealloc_pd(*mut c_void) -> c_int;
     verbs ibv_reg_mr(*mut c_void, *mut c_void, usize, c_int) -> *mut MemoryRegion;
     verbs ibv_dereg_mr(*mut MemoryRegion) -> c_int;
-    verbs ibv_create_cq(*mut VerbsContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut CompletionQueue;
+    verbs ibv_create_cq(*mut VerbsContext, c_int, *mut c_void, *mut CompletionChannel, c_int) -> *mut CompletionQueue;
     verbs ibv_destroy_cq(*mut CompletionQueue) -> c_int;
+    verbs ibv_create_comp_channel(*mut VerbsContext) -> *mut CompletionChannel;
+    verbs ibv_destroy_comp_channel(*mut CompletionChannel) -> c_int;
+    verbs ibv_get_cq_event(*mut CompletionChannel, *mut *mut CompletionQueue, *mut *mut c_void) -> c_int;
+    verbs ibv_ack_cq_events(*mut CompletionQueue, c_uint);
     verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
     manager rdma_create_event_channel() -> *mut EventChannel;
     manager rdma_destroy_event_channel(*mut EventChannel);
