@@ -313,6 +313,10 @@ impl Provider for RdmaDevice {
         self.take_event()
     }
 
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        self.peer_of(connection)
+    }
+
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
         let Some(pair) = self.pair(connection) else { return Err(PostError { posted: 0 }) };
         self.elements.clear();

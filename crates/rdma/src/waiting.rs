@@ -92,6 +92,10 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).next_event()
     }
 
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        (**self).peer(connection)
+    }
+
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
         (**self).post_send(connection, work)
     }

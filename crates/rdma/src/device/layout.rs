@@ -242,6 +242,9 @@ pub(super) struct CmId {
     _channel: *mut EventChannel,
     _context: *mut c_void,
     pub(super) qp: *mut QueuePair,
+    _source: libc::sockaddr_storage,
+    /// The peer's address.
+    pub(super) destination: libc::sockaddr_storage,
 }
 
 /// `struct rdma_conn_param`.
@@ -361,6 +364,7 @@ mod tests {
         vec![
             ("offsetof(struct rdma_cm_id, verbs)", offset_of!(CmId, verbs)),
             ("offsetof(struct rdma_cm_id, qp)", offset_of!(CmId, qp)),
+            ("offsetof(struct rdma_cm_id, route.addr.dst_addr)", offset_of!(CmId, destination)),
             ("sizeof(struct rdma_conn_param)", size_of::<ConnectionParameters>()),
             (
                 "offsetof(struct rdma_conn_param, rnr_retry_count)",
@@ -394,6 +398,7 @@ mod tests {
         assert_eq!(offset_of!(CompletionChannel, fd), 8);
         assert_eq!(offset_of!(VerbsContext, cmd_fd), 8 + 32 * 8);
         assert_eq!(size_of::<DeviceAttributes>(), 232);
+        assert_eq!(offset_of!(CmId, destination), 4 * 8 + 128);
         assert_eq!(size_of::<WorkCompletion>(), 48);
         assert_eq!(size_of::<SendRequest>(), 128);
         assert_eq!(size_of::<PairAttributes>(), 64);

@@ -1,7 +1,7 @@
 //! What a listener has of its device: its queue pairs, and the connections over them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -19,6 +19,10 @@ use super::streams::{Device, RdmaConfig};
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Responses that are under way have this long to leave when a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
+/// At the end of all connections of a listener that is gone, the core waits no longer than this for them.
+const LAST_LINGER: Duration = Duration::from_millis(10);
+/// Times that a listener asks the device in a row.
+const MAX_PUMPS: usize = 64;
 /// Bytes that one copy takes from a batch.
 const SCRATCH: usize = 64 * 1024;
 
@@ -70,16 +74,18 @@ impl Hub {
     // -------------------------------------------------------------------------- events
 
     /// Takes what the device has, of the connection manager as well.
-    pub(super) fn pump(&mut self) {
+    fn pump(&mut self) -> bool {
         let now = Instant::now();
-        self.works.port.poll(now);
+        let any = self.works.port.poll(now);
         self.look_after(now);
+        any
     }
 
     /// Takes what the device has to say of work requests.
     fn pump_work(&mut self) {
         if self.is_orphaned {
-            return self.pump();
+            self.pump();
+            return;
         }
         let now = Instant::now();
         self.works.port.poll_work(now);
@@ -184,18 +190,17 @@ impl Hub {
 
     /// The next connection.
     pub(super) fn accept(&mut self) -> Option<Arrival> {
-        loop {
-            self.pump();
-            if let Some(arrival) = self.arrivals.pop_front() {
-                return Some(arrival);
-            }
+        self.pump();
+        if self.arrivals.is_empty() {
             self.works.port.provider().arm();
-            let before = self.works.port.progress();
-            self.pump();
-            if self.arrivals.is_empty() && before == self.works.port.progress() {
-                return None;
+            // What was there before is not told; what comes from now on is.
+            for _ in 0..MAX_PUMPS {
+                if !self.pump() {
+                    break;
+                }
             }
         }
+        self.arrivals.pop_front()
     }
 
     /// The listener is gone: whom nobody has accepted is refused, and the streams look for themselves.
@@ -210,13 +215,15 @@ impl Hub {
     // -------------------------------------------------------------------------- streams
 
     /// A stream begins a try: its bell is silent from now on.
-    pub(super) fn begin(&mut self, id: ConnectionId) -> bool {
-        let rung = self.lines.get_mut(&id).is_some_and(|line| {
+    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) {
+        if let Some(line) = self.lines.get_mut(&id) {
             line.waiting = Interest::NONE;
-            std::mem::take(&mut line.is_rung)
-        });
+            if std::mem::take(&mut line.is_rung) {
+                // It was rung once; an error means that there is nothing to silence.
+                let _ = bell.read(&mut [0; 8]);
+            }
+        }
         self.pump_work();
-        rung
     }
 
     /// A stream ends a try, and waits for this.
@@ -313,7 +320,23 @@ impl Hub {
 }
 
 impl Drop for Hub {
+    /// Nobody is left who could wait for last responses to leave.
     fn drop(&mut self) {
+        let until = Instant::now() + LAST_LINGER;
+        let leaves = |hub: &mut Self| {
+            let ids: Vec<_> = hub.lines.keys().copied().collect();
+            ids.into_iter().any(|id| {
+                hub.works.port.queue(id).is_some_and(|queue| queue.awaits_host())
+            })
+        };
+        while leaves(self) && Instant::now() < until {
+            self.pump();
+            std::thread::yield_now();
+        }
+        for id in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.finish_closing(id, Instant::now());
+        }
+        self.settle(Instant::now());
         for (_, mut line) in std::mem::take(&mut self.lines) {
             line.end(&mut self.works);
         }

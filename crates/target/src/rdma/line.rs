@@ -482,7 +482,7 @@ impl Line {
                 self.max_h2c = response.maxh2cdata.get().max(1);
             }
             Some(PduType::CapsuleResp) => {
-                let cqe = Cqe::from_bytes(parse::<CapsuleRespPdu>(header)?.cqe);
+                let cqe = Cqe::from_bytes(&parse::<CapsuleRespPdu>(header)?.cqe);
                 self.finish(works, cqe)?;
             }
             Some(PduType::C2hData) => {
