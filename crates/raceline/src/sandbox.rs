@@ -140,6 +140,8 @@ fn enter_as(choice: Option<SandboxChoice>, policy: &Policy) -> Result<Option<San
         None => Demand::WherePossible,
     };
     let sandbox = enter(policy, demand).map_err(Failure::runtime)?;
+    // From now on an error about RDMA says that it is the sandbox.
+    raceline_target::seal_rdma_libraries();
     let missing = sandbox.missing();
     for part in &missing.parts {
         tracing::warn!("sandbox: {part}; the program goes on without this part");

@@ -33,7 +33,7 @@ use layout::{
 use library::Functions;
 use memory::Memory;
 
-pub use library::seal;
+pub use library::{load_libraries, seal};
 
 /// Completions that one call takes from the device.
 const POLL: usize = 32;

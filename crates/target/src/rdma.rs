@@ -25,4 +25,6 @@ mod hub;
 mod line;
 mod streams;
 
+pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
+pub use raceline_rdma::device::seal as seal_rdma_libraries;
 pub use streams::{OpenDevice, RdmaConfig, RdmaStreams};

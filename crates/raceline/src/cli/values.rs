@@ -227,6 +227,22 @@ pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
     address_or(text, DEFAULT_PORT)
 }
 
+/// Where an export listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listen {
+    pub(crate) address: SocketAddr,
+    /// For NVMe/RDMA, not for NVMe/TCP.
+    pub(crate) is_rdma: bool,
+}
+
+/// An address for TCP, or one for RDMA with `rdma://` before it.
+pub(crate) fn listen(text: &str) -> Result<Listen, String> {
+    match text.strip_prefix("rdma://") {
+        Some(address) => Ok(Listen { address: listen_address(address)?, is_rdma: true }),
+        None => Ok(Listen { address: listen_address(text)?, is_rdma: false }),
+    }
+}
+
 /// The address of an iSCSI portal: `192.0.2.1:3260`, `[2001:db8::1]:3260`, or either without the port.
 pub(crate) fn portal_address(text: &str) -> Result<SocketAddr, String> {
     address_or(text, DEFAULT_ISCSI_PORT)
@@ -396,6 +412,17 @@ mod tests {
             ("0-99999999999", "there is no core 99999999999"),
         ] {
             assert_eq!(core_list(text).unwrap_err(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn listeners_for_rdma_have_a_scheme() {
+        let rdma = listen("rdma://192.0.2.1").unwrap();
+        assert_eq!((rdma.address.to_string(), rdma.is_rdma), ("192.0.2.1:4420".to_owned(), true));
+        assert!(listen("rdma://[2001:db8::1]:1").unwrap().is_rdma);
+        assert!(!listen("192.0.2.1:1").unwrap().is_rdma);
+        for text in ["rdma:192.0.2.1", "rdma://", "rdma://host:1", "tcp://192.0.2.1"] {
+            assert!(listen(text).is_err(), "{text}");
         }
     }
 

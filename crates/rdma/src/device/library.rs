@@ -87,6 +87,14 @@ functions! {
 /// The functions, once they are loaded.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
+/// Loads the RDMA libraries, unless they are loaded: whoever is asked for RDMA finds out at once whether there is any.
+///
+/// # Errors
+/// When they are not installed, or the process may not load them any longer.
+pub fn load_libraries() -> Result<(), ProviderError> {
+    functions().map(|_| ())
+}
+
 /// Loads the libraries, unless they are.
 ///
 /// # Errors
@@ -103,8 +111,8 @@ pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
 }
 
 fn sealed_text() -> String {
-    "this process was started without RDMA and has given up the right to load libraries; restart it with an RDMA \
-     listener or path in its configuration, or without its sandbox"
+    "this process was started without RDMA and has given up the right to load libraries; restart it without its sandbox \
+     (--sandbox off)"
         .to_owned()
 }
 
