@@ -55,6 +55,40 @@ fn connect(address: SocketAddr) -> Result<Host, raceline_host::HostError> {
     Host::connect(config)
 }
 
+/// Where the RDMA libraries are missing, the call says what to install. Where they are, an address without an RDMA device is
+/// refused.
+#[test]
+fn rdma_needs_its_transport_its_libraries_and_a_device() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 4096, "no_srq": true });
+    let early = client.call("nvmf_create_transport", rdma.clone()).unwrap_err();
+    assert!(early.to_string().contains("create that transport first"), "{early}");
+    export(&mut client);
+    let address = json!({ "trtype": "RDMA", "traddr": "127.0.0.1", "trsvcid": "4420" });
+    let listener = json!({ "nqn": NQN, "listen_address": address });
+    let add = "nvmf_subsystem_add_listener";
+    let missing = client.call(add, listener.clone()).unwrap_err();
+    assert!(missing.to_string().contains("RDMA"), "{missing}");
+    match client.call("nvmf_create_transport", rdma.clone()) {
+        Err(error) => assert!(error.to_string().contains("install Debian's packages"), "{error}"),
+        Ok(_) => {
+            let all = client.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
+            assert_eq!(all.as_array().map(Vec::len), Some(1), "{all}");
+            let again = client.call("nvmf_create_transport", rdma).unwrap_err();
+            assert!(again.to_string().contains("already exists"), "{again}");
+            let error = client.call(add, listener.clone()).unwrap_err().to_string();
+            assert!(error.contains("RDMA device") || error.contains("rdma_ucm"), "{error}");
+            let secure = json!({ "nqn": NQN, "listen_address": address, "security": "tls" });
+            assert!(client.call(add, secure).is_err());
+        }
+    }
+    let remove = client.call("nvmf_subsystem_remove_listener", listener).unwrap_err();
+    assert!(remove.to_string().contains("127.0.0.1:4420"), "{remove}");
+    let listed = client.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "the TCP listener is left");
+}
+
 #[test]
 fn what_is_made_is_served_and_what_is_removed_is_gone() {
     let daemon = Daemon::started();
@@ -189,9 +223,9 @@ fn what_is_wrong_changes_nothing() {
         ),
         (
             "nvmf_create_transport",
-            json!({ "trtype": "RDMA" }),
+            json!({ "trtype": "VFIOUSER" }),
             -32602,
-            "Invalid transport type 'RDMA'",
+            "Invalid transport type 'VFIOUSER'",
         ),
         ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603, "Unable to create subsystem"),
         ("nvmf_create_subsystem", json!({ "nqn": "x" }), -32603, "Unable to create subsystem x"),

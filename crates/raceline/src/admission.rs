@@ -218,8 +218,7 @@ mod tests {
 
     #[test]
     fn rdma_has_neither_tls_nor_a_sandbox() {
-        let admission =
-            check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420 --sandbox off").unwrap();
+        let admission = check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420 --sandbox off").unwrap();
         assert_eq!((admission.listen.len(), admission.rdma.len()), (2, 1));
         for (options, culprit) in [
             ("-l rdma://127.0.0.1:4421", "--sandbox off"),

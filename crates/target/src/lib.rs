@@ -116,9 +116,7 @@ pub use raceline_proto::controller::{
 };
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
-pub use rdma::{
-    OpenDevice, RdmaConfig, RdmaStreams, load_rdma_libraries, seal_rdma_libraries,
-};
+pub use rdma::{OpenDevice, RdmaConfig, RdmaStreams, load_rdma_libraries, seal_rdma_libraries};
 pub use records::counters::QueueTotals;
 pub use records::limited::Weight;
 pub use records::placement::PlacementPolicy;

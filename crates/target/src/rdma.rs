@@ -21,10 +21,12 @@
 //! one lock that nobody holds for longer than a copy of data takes. Nothing is allocated per command.
 
 mod buffers;
+mod config;
 mod hub;
 mod line;
 mod streams;
 
+pub use config::{OpenDevice, RdmaConfig};
 pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
 pub use raceline_rdma::device::seal as seal_rdma_libraries;
-pub use streams::{OpenDevice, RdmaConfig, RdmaStreams};
+pub use streams::RdmaStreams;

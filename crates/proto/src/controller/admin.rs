@@ -10,9 +10,7 @@ use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
 use crate::nvme::registration::Registration;
-use crate::nvme::{
-    CommandId, ControllerId, Direction, HostNqn, QueueId, Sqe, Status, Transfer,
-};
+use crate::nvme::{CommandId, ControllerId, Direction, HostNqn, QueueId, Sqe, Status, Transfer};
 
 /// What the driver knows and a controller does not, for the command in progress.
 #[derive(Clone, Debug, Default)]

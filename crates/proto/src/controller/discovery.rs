@@ -248,9 +248,7 @@ impl Record<'_> {
     }
 
     /// What all entries for a listener of this target have in common.
-    fn here(
-        Place { address, port_id, secure, concatenates, transport }: Place,
-    ) -> DiscoveryEntry {
+    fn here(Place { address, port_id, secure, concatenates, transport }: Place) -> DiscoveryEntry {
         let ip = address.ip();
         let (treq, sectype) = match (secure, concatenates) {
             (true, false) => (TREQ_SECURE_REQUIRED, SECTYPE_TLS_1_3),

@@ -12,8 +12,8 @@ use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, SendBatch};
 
 use super::buffers::Buffers;
+use super::config::{Device, RdmaConfig};
 use super::line::{Line, Works};
-use super::streams::{Device, RdmaConfig};
 
 /// The time between two looks at the deadlines of queue pairs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -325,9 +325,8 @@ impl Drop for Hub {
         let until = Instant::now() + LAST_LINGER;
         let leaves = |hub: &mut Self| {
             let ids: Vec<_> = hub.lines.keys().copied().collect();
-            ids.into_iter().any(|id| {
-                hub.works.port.queue(id).is_some_and(|queue| queue.awaits_host())
-            })
+            ids.into_iter()
+                .any(|id| hub.works.port.queue(id).is_some_and(|queue| queue.awaits_host()))
         };
         while leaves(self) && Instant::now() < until {
             self.pump();

@@ -20,7 +20,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::buffers::Buffers;
-use super::streams::Device;
+use super::config::Device;
 
 /// Bytes of the longest header.
 const MAX_HEADER: usize = IcReqPdu::LEN;
@@ -285,8 +285,12 @@ impl Line {
                 }
             }
             TargetEvent::Lost(loss) => {
-                if loss != Loss::Closed {
-                    tracing::info!(connection = self.id.0, qid = %self.qid, %loss, "an RDMA queue has ended");
+                let (connection, qid) = (self.id.0, self.qid);
+                match loss {
+                    Loss::Closed | Loss::Disconnected => {
+                        tracing::debug!(connection, %qid, %loss, "an RDMA queue has ended");
+                    }
+                    _ => tracing::info!(connection, %qid, %loss, "an RDMA queue has ended"),
                 }
                 self.loss = Some(loss);
             }
@@ -674,7 +678,13 @@ const ABORTED: (Status, u32) = (Status::ABORT_REQUESTED, 0);
 fn common(kind: PduType, flags: u8, data: u32) -> CommonHeader {
     let hlen = kind.hlen();
     let plen = (u32::from(hlen) + data).into();
-    CommonHeader { pdu_type: kind.to_wire(), flags, hlen, pdo: if data > 0 { hlen } else { 0 }, plen }
+    CommonHeader {
+        pdu_type: kind.to_wire(),
+        flags,
+        hlen,
+        pdo: if data > 0 { hlen } else { 0 },
+        plen,
+    }
 }
 
 fn parse<T: FromBytes + KnownLayout + Immutable + zerocopy::Unaligned>(

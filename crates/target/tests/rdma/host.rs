@@ -148,7 +148,11 @@ impl Host {
 
     // ---------------------------------------------------------------------- connecting
 
-    pub(crate) fn dial(&mut self, qid: QueueId, entries: u16) -> Result<ConnectionId, ConnectError> {
+    pub(crate) fn dial(
+        &mut self,
+        qid: QueueId,
+        entries: u16,
+    ) -> Result<ConnectionId, ConnectError> {
         let request =
             QueueRequest { qid, receives: entries, entries: entries.into(), cntlid: None };
         let capsule_len = if qid.is_admin() { 64 } else { 64 + 4096 };
