@@ -13,7 +13,7 @@ use raceline_host::blocking::Host;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_target::ConnectionOptions;
 use serde_json::{Value, json};
-use support::{Client, Daemon};
+use support::{Client, Daemon, Kept};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.example:host";
@@ -59,34 +59,37 @@ fn connect(address: SocketAddr) -> Result<Host, raceline_host::HostError> {
 /// refused.
 #[test]
 fn rdma_needs_its_transport_its_libraries_and_a_device() {
-    let daemon = Daemon::started();
-    let mut client = daemon.client();
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(state.path());
+    let refused = |method: &str, params: Value| daemon.call(method, params).unwrap_err();
     let rdma = json!({ "trtype": "rdma", "max_srq_depth": 4096, "no_srq": true });
-    let early = client.call("nvmf_create_transport", rdma.clone()).unwrap_err();
-    assert!(early.to_string().contains("create that transport first"), "{early}");
-    export(&mut client);
+    let early = refused("nvmf_create_transport", rdma.clone());
+    assert!(early.contains("create that transport first"), "{early}");
+    daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })).unwrap();
+    let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
+    daemon.call("nvmf_create_subsystem", subsystem).unwrap();
     let address = json!({ "trtype": "RDMA", "traddr": "127.0.0.1", "trsvcid": "4420" });
     let listener = json!({ "nqn": NQN, "listen_address": address });
     let add = "nvmf_subsystem_add_listener";
-    let missing = client.call(add, listener.clone()).unwrap_err();
-    assert!(missing.to_string().contains("RDMA"), "{missing}");
-    match client.call("nvmf_create_transport", rdma.clone()) {
-        Err(error) => assert!(error.to_string().contains("install Debian's packages"), "{error}"),
+    let missing = refused(add, listener.clone());
+    assert!(missing.contains("transport") && missing.contains("RDMA"), "{missing}");
+    match daemon.call("nvmf_create_transport", rdma.clone()) {
+        Err(error) => assert!(error.contains("install Debian's packages"), "{error}"),
         Ok(_) => {
-            let all = client.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
-            assert_eq!(all.as_array().map(Vec::len), Some(1), "{all}");
-            let again = client.call("nvmf_create_transport", rdma).unwrap_err();
-            assert!(again.to_string().contains("already exists"), "{again}");
-            let error = client.call(add, listener.clone()).unwrap_err().to_string();
+            let all = daemon.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
+            assert_eq!(all[0]["trtype"], "RDMA", "{all}");
+            let again = refused("nvmf_create_transport", rdma);
+            assert!(again.contains("already exists"), "{again}");
+            let error = refused(add, listener.clone());
             assert!(error.contains("RDMA device") || error.contains("rdma_ucm"), "{error}");
-            let secure = json!({ "nqn": NQN, "listen_address": address, "security": "tls" });
-            assert!(client.call(add, secure).is_err());
+            let mut secure = listener.clone();
+            secure["security"] = "tls".into();
+            refused(add, secure);
         }
     }
-    let remove = client.call("nvmf_subsystem_remove_listener", listener).unwrap_err();
-    assert!(remove.to_string().contains("127.0.0.1:4420"), "{remove}");
-    let listed = client.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
-    assert_eq!(listed.as_array().map(Vec::len), Some(1), "the TCP listener is left");
+    refused("nvmf_subsystem_remove_listener", listener);
+    let listed = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
+    assert_eq!(listed, json!([]));
 }
 
 #[test]
