@@ -1,4 +1,5 @@
 //! A host over the simulated network, for tests.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
