@@ -9,13 +9,14 @@
 # configuration and does not change it: the script keeps a private apt state in
 # CACHE_DIR, and downloads from the mirror that the machine is configured for.
 #
-# usage: build-image.sh [-s SUITE] [-f FLAVOUR] [-P pkg,...] [-M mod,...] [-F] CACHE_DIR
+# usage: build-image.sh [-s SUITE] [-f FLAVOUR] [-P pkg,...] [-M mod,...] [-R] [-F] CACHE_DIR
 #   -s SUITE    bookworm | bookworm-backports | trixie | trixie-backports | ...
 #               NAME-backports takes the kernel from backports, user space from NAME.
 #               default: bookworm
 #   -f FLAVOUR  amd64 | cloud-amd64 (fewer drivers).  default: amd64
 #   -P LIST     more Debian packages whose programs go into the image
 #   -M LIST     more kernel modules (the script adds their dependencies)
+#   -R          RDMA: soft RoCE, the kernel's NVMe/RDMA, verbs in user space; the image has a folder of its own
 #   -F          rebuild even if CACHE_DIR holds a finished image
 #
 # The image is CACHE_DIR/SUITE-FLAVOUR/{vmlinuz,vmlinux,initrd.img,root.img,manifest.txt}.
@@ -26,14 +27,15 @@
 set -Eeuo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
-suite=bookworm flavour=amd64 more_pkgs="" more_mods="" force=0
+suite=bookworm flavour=amd64 more_pkgs="" more_mods="" rdma=0 force=0
 usage() { sed -n '/^# usage:/,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-while getopts s:f:P:M:Fh opt; do
+while getopts s:f:P:M:RFh opt; do
     case $opt in
         s) suite=$OPTARG ;;
         f) flavour=$OPTARG ;;
         P) more_pkgs=${OPTARG//,/ } ;;
         M) more_mods=${OPTARG//,/ } ;;
+        R) rdma=1 ;;
         F) force=1 ;;
         *) usage ;;
     esac
@@ -51,6 +53,11 @@ done
 mkdir -p "$1"
 cache=$(cd "$1" && pwd)
 out=$cache/$suite-$flavour
+if [ "$rdma" = 1 ]; then
+    out=$out-rdma
+    more_pkgs="$more_pkgs ibverbs-providers ibverbs-utils rdmacm-utils"
+    more_mods="$more_mods ib_uverbs rdma_cm rdma_ucm rdma_rxe nvme-rdma nvmet-rdma"
+fi
 base_suite=${suite%-backports}
 
 # Tests may start several builds at once: the lock lets one at a time use the cache.
@@ -141,7 +148,7 @@ closure "${release_opt[@]}" "linux-image-$flavour" |
 cat "$apt/user.list" "$apt/kernel.list" | get
 
 # -------------------------------------------------------------------- unpack
-work=$cache/work-$suite-$flavour.$$
+work=$cache/work-$suite-$flavour-$rdma.$$
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root/usr/bin" "$root/usr/sbin" "$root/usr/lib" "$root/usr/lib64" "$root/img"
@@ -160,6 +167,7 @@ kparts='drivers/nvme drivers/block drivers/virtio drivers/net/virtio_net
     drivers/scsi drivers/md drivers/char drivers/dma-buf drivers/base drivers/nvdimm drivers/dax
     drivers/hwmon drivers/ptp drivers/pps block net/core net/tls net/sched net/ipv4 net/ipv6 net/802
     fs/configfs fs/ext4 fs/jbd2 fs/mbcache fs/xfs fs/nls lib crypto arch/x86/crypto arch/x86/lib security'
+[ "$rdma" = 0 ] || kparts="$kparts drivers/infiniband"
 pats=('./boot/*' './lib/modules/*/modules.*' './usr/lib/modules/*/modules.*'
       './usr/lib/modules/*/vmlinuz' './lib/modules/*/vmlinuz')
 for p in $kparts; do pats+=("./lib/modules/*/kernel/$p*" "./usr/lib/modules/*/kernel/$p*"); done
@@ -232,7 +240,8 @@ list_elf() {
     for p in $progs; do
         file=$(awk -v p="$p" 'index($1, p "=") == 1 {print $2; exit}' "$apt/user.list")
         dpkg-deb --fsys-tarfile "$debs/$file" | tar -t |
-            sed -n -E 's#^\.(/(usr/)?s?bin/[^/]+)$#\1#p; s#^\.(/.*/libgcc_s\.so\.1)$#\1#p'
+            sed -n -E 's#^\.(/(usr/)?s?bin/[^/]+)$#\1#p; s#^\.(/.*/libgcc_s\.so\.1)$#\1#p
+                s#^\.(/usr/lib/.*/libibverbs/.*\.so)$#\1#p'
     done
 }
 # (lslogins is left out: it needs a library of a dropped package)
@@ -250,6 +259,8 @@ done <"$work/elf"
 copy /usr/lib64/ld-linux-x86-64.so.2
 for f in "$root"/usr/lib/x86_64-linux-gnu/libnss_{files,dns}.so.2; do [ ! -e "$f" ] || copy "${f#"$root"}"; done
 [ -z "$missing" ] || die "libraries not found (does \$drop drop too much?)$missing"
+# libibverbs finds the driver of a device by these files.
+[ ! -d "$root/etc/libibverbs.d" ] || { mkdir -p "$img/etc"; cp -a "$root/etc/libibverbs.d" "$img/etc/"; }
 # fio's optional engines need Ceph and Gluster.  The tests use fio's built-in engines only.
 rm -rf "$img/usr/lib/x86_64-linux-gnu/fio"
 # The shell is dash, because busybox's shell prefers its built-in commands to real programs.

@@ -10,8 +10,8 @@ use libfuzzer_sys::fuzz_target;
 use raceline_proto::controller::{
     Action, AdminOutcome, Ana, Association, Channel, ConnectRequest, Controller, CopyCommand,
     Facts, HostAccess, IoCommand, IoCounters, Limits, ListenerInfo, MAX_CROSS_RESETS,
-    MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Security, Subsystem, TargetSnapshot, Visibility,
-    connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
+    MAX_EVENT_REQUESTS, MAX_NSID, Namespace, Pool, Security, Subsystem, TargetSnapshot,
+    Transport, Visibility, connect_transfer, find_subsystem, parse_connect, parse_io, parse_ranges,
 };
 use raceline_proto::nvme::ana::AnaState;
 use raceline_proto::nvme::cross_reset::{ControllerInstance, ResetStatus};
@@ -109,6 +109,7 @@ fn snapshot(generation: u64, seed: u8) -> Arc<TargetSnapshot> {
         open: true,
         security: Security::PLAIN,
         concatenates: false,
+        transport: Transport::default(),
     }];
     Arc::new(TargetSnapshot { generation, subsystems, listeners, ..TargetSnapshot::default() })
 }

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use raceline_bdev::Identity;
-use raceline_host::{HostConfig, I10Config, MultipathConfig, PathAddress, Policy};
+use raceline_host::{HostConfig, I10Config, MultipathConfig, PathAddress, Policy, Transport};
 use raceline_proto::nvme::{HostId, Nqn};
 use uuid::Uuid;
 
@@ -244,7 +244,11 @@ fn parse_path(path: &str) -> Result<PathAddress, Failure> {
         }
         _ => (place, DEFAULT_PORT),
     };
-    Ok(PathAddress { address: resolve(name, port)?, source: source.transpose()? })
+    Ok(PathAddress {
+        address: resolve(name, port)?,
+        source: source.transpose()?,
+        transport: Transport::Tcp,
+    })
 }
 
 fn too_small(name: &str, size: usize, needed: usize) -> Failure {

@@ -13,7 +13,7 @@ use raceline_host::blocking::Host;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_target::ConnectionOptions;
 use serde_json::{Value, json};
-use support::{Client, Daemon};
+use support::{Client, Daemon, Kept};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 const HOST: &str = "nqn.2014-08.org.example:host";
@@ -53,6 +53,43 @@ fn connect(address: SocketAddr) -> Result<Host, raceline_host::HostError> {
     let (subnqn, hostnqn) = (Nqn::new(NQN).unwrap(), Nqn::new(HOST).unwrap());
     let config = HostConfig::new(address, subnqn, hostnqn, HostId([7; 16]));
     Host::connect(config)
+}
+
+/// Where the RDMA libraries are missing, the call says what to install. Where they are, an address without an RDMA device is
+/// refused.
+#[test]
+fn rdma_needs_its_transport_its_libraries_and_a_device() {
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(state.path());
+    let refused = |method: &str, params: Value| daemon.call(method, params).unwrap_err();
+    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 4096, "no_srq": true });
+    let early = refused("nvmf_create_transport", rdma.clone());
+    assert!(early.contains("create that transport first"), "{early}");
+    daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })).unwrap();
+    let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
+    daemon.call("nvmf_create_subsystem", subsystem).unwrap();
+    let address = json!({ "trtype": "RDMA", "traddr": "127.0.0.1", "trsvcid": "4420" });
+    let listener = json!({ "nqn": NQN, "listen_address": address });
+    let add = "nvmf_subsystem_add_listener";
+    let missing = refused(add, listener.clone());
+    assert!(missing.contains("transport") && missing.contains("RDMA"), "{missing}");
+    match daemon.call("nvmf_create_transport", rdma.clone()) {
+        Err(error) => assert!(error.contains("install Debian's packages"), "{error}"),
+        Ok(_) => {
+            let all = daemon.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
+            assert_eq!(all[0]["trtype"], "RDMA", "{all}");
+            let again = refused("nvmf_create_transport", rdma);
+            assert!(again.contains("already exists"), "{again}");
+            let error = refused(add, listener.clone());
+            assert!(error.contains("RDMA device") || error.contains("rdma_ucm"), "{error}");
+            let mut secure = listener.clone();
+            secure["security"] = "tls".into();
+            refused(add, secure);
+        }
+    }
+    refused("nvmf_subsystem_remove_listener", listener);
+    let listed = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
+    assert_eq!(listed, json!([]));
 }
 
 #[test]
@@ -189,9 +226,9 @@ fn what_is_wrong_changes_nothing() {
         ),
         (
             "nvmf_create_transport",
-            json!({ "trtype": "RDMA" }),
+            json!({ "trtype": "VFIOUSER" }),
             -32602,
-            "Invalid transport type 'RDMA'",
+            "Invalid transport type 'VFIOUSER'",
         ),
         ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603, "Unable to create subsystem"),
         ("nvmf_create_subsystem", json!({ "nqn": "x" }), -32603, "Unable to create subsystem x"),

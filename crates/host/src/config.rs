@@ -16,6 +16,7 @@ use crate::generated::GeneratedStreams;
 use crate::maps::QueueRequest;
 use crate::path::{Fence, MultipathConfig, PathAddress, PathAna};
 use crate::placement::HostPlacement;
+use crate::transport::{RdmaDevices, SystemDevices, Transport};
 
 /// Keep alive timeout by default, as other hosts have it.
 pub const DEFAULT_KATO_MS: u32 = 5000;
@@ -44,6 +45,10 @@ pub type Concatenator = fn(&GeneratedPsk, &Names) -> Result<Arc<dyn StreamProvid
 pub struct HostConfig {
     /// Where the controller listens.
     pub address: SocketAddr,
+    /// What carries the queues to `address`. RDMA has neither TLS nor digests: with these, its queues are refused.
+    pub transport: Transport,
+    /// Where the devices of RDMA queues come from: usually they are those of this machine.
+    pub rdma_devices: Arc<dyn RdmaDevices>,
     /// The address of this machine from which all connections are made, of the same family; `None`: the
     /// kernel chooses one. The kernel chooses the port: a controller has several connections to one
     /// address, and a port serves one of them.
@@ -141,6 +146,8 @@ impl HostConfig {
     pub fn new(address: SocketAddr, subnqn: Nqn, hostnqn: Nqn, hostid: HostId) -> Self {
         Self {
             address,
+            transport: Transport::Tcp,
+            rdma_devices: Arc::new(SystemDevices),
             source: None,
             streams: None,
             more_paths: Vec::new(),
@@ -201,11 +208,13 @@ impl HostConfig {
             (None, false) => Some(MultipathConfig::default()),
             (multipath, _) => multipath.clone(),
         };
-        let first = PathAddress { address: self.address, source: self.source };
+        let first =
+            PathAddress { address: self.address, source: self.source, transport: self.transport };
         let all = std::iter::once(&first).chain(&self.more_paths);
         let path = |path: &PathAddress| Self {
             address: path.address,
             source: path.source,
+            transport: path.transport,
             more_paths: Vec::new(),
             multipath: multipath.clone(),
             ..self.clone()
@@ -224,6 +233,10 @@ impl HostConfig {
     pub fn admin_queue(&self) -> QueuePairConfig {
         QueuePairConfig {
             address: self.address,
+            rdma: match self.transport {
+                Transport::Tcp => None,
+                Transport::Rdma => Some(Arc::clone(&self.rdma_devices)),
+            },
             source: self.source,
             streams: self.streams.clone(),
             subnqn: self.subnqn.clone(),
@@ -318,6 +331,8 @@ impl Association {
 pub struct QueuePairConfig {
     /// Where the controller listens.
     pub address: SocketAddr,
+    /// Where the RDMA devices come from; `None`: the transport is TCP.
+    pub rdma: Option<Arc<dyn RdmaDevices>>,
     /// The address of this machine to connect from.
     pub source: Option<IpAddr>,
     /// The provider that carries the bytes; `None`: the kernel's TCP.
@@ -404,8 +419,10 @@ mod tests {
         let admin = config.admin_queue();
         assert_eq!((admin.command_timeout, admin.tcp_connect_timeout), (Some(two), three));
         assert_eq!((admin.connect_timeout, admin.source), (CONNECT_TIMEOUT, config.source));
-        let more = PathAddress { address: "127.0.0.3:4420".parse().unwrap(), source: None };
+        let address_3 = "127.0.0.3:4420".parse().unwrap();
+        let more = PathAddress { address: address_3, source: None, transport: Transport::Rdma };
         let several = HostConfig { more_paths: vec![more], ..config.clone() }.paths();
+        assert!(several[0].admin_queue().rdma.is_none() && several[1].admin_queue().rdma.is_some());
         let sources: Vec<_> = several.iter().map(|path| (path.address, path.source)).collect();
         assert_eq!(sources, [(address, config.source), (more.address, None)]);
         assert!(several.iter().all(|path| path.multipath == Some(MultipathConfig::default())));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use raceline_auth::AuthenticationError;
 use raceline_proto::host::{AnaError, BringUpError, DiscoveryError, ScanError};
 use raceline_proto::nvme::Status;
+use raceline_rdma::Loss;
 
 use crate::summary::CommandSummary;
 
@@ -108,6 +109,8 @@ pub enum RejectedReason {
 pub enum Phase {
     /// The TCP connection.
     Tcp,
+    /// The RDMA connection.
+    Rdma,
     /// ICResp.
     IcResp,
     /// The completion of Connect.
@@ -120,6 +123,7 @@ impl std::fmt::Display for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Tcp => "TCP connection",
+            Self::Rdma => "RDMA connection",
             Self::IcResp => "initialize connection response",
             Self::Connect => "answer to Connect",
             Self::Authentication => "end of the authentication",
@@ -146,6 +150,12 @@ pub enum HostError {
     /// The TCP connection could not be made.
     #[error("cannot connect to {0}: {1}{advice}", advice = tcp_advice(.1))]
     Tcp(SocketAddr, Arc<io::Error>),
+    /// The RDMA connection could not be made.
+    #[error("cannot connect to {0} over RDMA: {1}")]
+    Rdma(SocketAddr, String),
+    /// The RDMA connection has ended.
+    #[error("the RDMA connection to {0} has ended: {1}")]
+    RdmaLost(SocketAddr, Loss),
     /// The connection broke.
     #[error("the connection to {0} broke: {1}")]
     Broken(SocketAddr, Arc<io::Error>),
@@ -284,6 +294,7 @@ impl HostError {
         matches!(
             self,
             Self::Tcp(..)
+                | Self::Rdma(..)
                 | Self::NoAnswer(..)
                 | Self::ConnectRefused { .. }
                 | Self::QueueNotGranted { .. }

@@ -51,6 +51,7 @@ pub mod shared;
 mod split;
 mod summary;
 mod sync;
+pub mod transport;
 
 pub use admin_link::AdminLink;
 pub use caller::{CallerHost, CallerOptions, CallerQueues};
@@ -77,3 +78,4 @@ pub use remote::{
     RemoteState,
 };
 pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};
+pub use transport::{RdmaDevices, SystemDevices, Transport};

@@ -5,11 +5,14 @@
 //! for the next connection; a command that may have changed the media ends with
 //! [`CommandError::UnknownFate`]. The owner of the queue says when the next connection is made.
 
+mod bell;
 mod connect;
 mod digest;
 mod entry;
+mod memory;
 mod plan;
 mod prove;
+mod rdma;
 mod receive;
 mod returned;
 mod send;
@@ -41,6 +44,7 @@ use crate::placement::{NapiGroup, Search};
 use entry::Entry;
 use plan::{Plan, UnderWay};
 use prove::{Proving, Renewal};
+use rdma::RdmaLink;
 use returned::ReturnedList;
 pub(crate) use returned::{Fate, Returned};
 use send::Grant;
@@ -73,7 +77,7 @@ pub enum QueueEvent {
 enum State {
     /// There is no connection; commands wait for [`QueuePair::reconnect`].
     Lost,
-    /// TCP connect is under way.
+    /// TCP connect is under way, or the RDMA connection.
     Tcp,
     /// ICReq is sent.
     IcResp,
@@ -137,6 +141,10 @@ pub struct QueuePair {
     token: Token,
     state: State,
     link: Option<Link>,
+    /// The connection in place of `link` when the transport is RDMA.
+    rdma: Option<Box<RdmaLink>>,
+    /// Why there could not even be such a connection; the next timer takes it.
+    refused: Option<Box<HostError>>,
     commands: CommandTable<Entry>,
     /// Accepted and not yet sent, in order.
     pending: VecDeque<CommandId>,
@@ -204,6 +212,8 @@ impl QueuePair {
             token,
             state: State::Lost,
             link: None,
+            rdma: None,
+            refused: None,
             commands,
             pending: VecDeque::with_capacity(capacity),
             grants: VecDeque::with_capacity(capacity),
@@ -516,6 +526,9 @@ impl QueuePair {
         }
         self.alarm = None;
         let address = self.config.address;
+        if self.config.rdma.is_some() {
+            self.tend_rdma(cx);
+        }
         if let Some(deadline) = self.phase_deadline {
             if cx.now < deadline && self.is_computing() {
                 return self.look_for_result(cx);
@@ -526,6 +539,7 @@ impl QueuePair {
             }
             self.phase_deadline = None;
             let phase = match self.state {
+                State::Tcp if self.config.rdma.is_some() => Phase::Rdma,
                 State::Tcp => Phase::Tcp,
                 State::IcResp => Phase::IcResp,
                 State::Connect(_) => Phase::Connect,

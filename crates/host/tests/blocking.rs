@@ -1,8 +1,14 @@
-//! The blocking API and remote namespaces over real sockets, against the scripted target.
+//! The blocking API and remote namespaces over real sockets, against the scripted target, and over RDMA.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "common/rdma.rs"]
+mod rdma;
+#[path = "common/rdma_target.rs"]
+mod rdma_target;
+#[path = "common/served.rs"]
+mod served;
 
 use std::net::SocketAddr;
 use std::sync::mpsc;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_host::{
     BlockRange, Command, CommandDone, CommandError, ControllerEvent, HostConfig, PathAddress,
-    PathEvent, PathSet, PathSetEvent, Paths,
+    PathEvent, PathSet, PathSetEvent, Paths, Transport,
 };
 use raceline_proto::nvme::Status;
 use raceline_reactor::core::{Backend, open_io};
@@ -64,7 +64,8 @@ impl Rig {
     fn with_config(config: TargetConfig) -> Self {
         let target = served::serve_with(config, served::memory());
         let addresses = [(); 2].map(|()| target.add_listener(served::any_port()).unwrap());
-        let more_paths = vec![PathAddress { address: addresses[1], source: None }];
+        let more_paths =
+            vec![PathAddress { address: addresses[1], source: None, transport: Transport::Tcp }];
         let config = HostConfig { more_paths, ..served::config(addresses[0]) };
         let (mut io, _) = open_io(Backend::Auto).unwrap();
         let pool = BufferPool::new(&PoolConfig::default()).unwrap();

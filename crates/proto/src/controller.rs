@@ -68,8 +68,7 @@ pub use log::IoCounters;
 pub use management::ManagementCommand;
 pub use reservation::{ReservedNamespaces, reservation_transfer};
 pub use security::{Channel, Security};
-pub(crate) use sgl::direction_of_command;
-pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
+pub use snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot, Transport};
 pub use subsystem::{
     HostAccess, Limits, MAX_IO_BYTES_RANGE, MAX_NSID, MIN_ADMIN_ENTRIES, Namespace, Pool,
     Subsystem, SubsystemError, Visibility, find_namespace,
@@ -87,6 +86,15 @@ use queues::IoQueues;
 use registers::{ConfigurationChange, Registers};
 use reservation::Notices;
 use tolerance::Tolerances;
+
+/// Most bytes of data in a capsule of NVMe/RDMA. Hosts of some versions of Linux corrupt larger ones.
+pub const MAX_RDMA_IN_CAPSULE_BYTES: u32 = 4096;
+
+/// Bytes of data in a capsule of NVMe/RDMA, of a controller that takes so many over NVMe/TCP.
+#[must_use]
+pub fn rdma_in_capsule_bytes(in_capsule_bytes: u32) -> u32 {
+    in_capsule_bytes.min(MAX_RDMA_IN_CAPSULE_BYTES)
+}
 
 /// Concurrent Abort commands (ACL + 1).
 pub const MAX_ABORTS: u8 = 4;
@@ -225,6 +233,7 @@ pub struct Controller {
     hostnqn: HostNqn,
     hostid: HostId,
     port_id: u16,
+    transport: Transport,
     security: Security,
     kind: Kind,
     created: Instant,
@@ -277,6 +286,7 @@ impl Controller {
     pub fn new(association: Association, now: Instant) -> Self {
         let Association { instance, request, role, snapshot, local_address, port_id, security } =
             association;
+        let transport = snapshot.listener(port_id).map_or(Transport::Tcp, |l| l.transport);
         let (kind, is_discovery) = match role {
             Role::Io(whole) => {
                 let visible = whole.visible_to(&request.hostnqn);
@@ -305,6 +315,7 @@ impl Controller {
             hostnqn: request.hostnqn,
             hostid: request.hostid,
             port_id,
+            transport,
             security,
             kind,
             created: now,

@@ -9,6 +9,7 @@ use raceline_target::Keys;
 use raceline_tls::Offload;
 
 use crate::cli::export::ExportArgs;
+use crate::cli::sandbox::SandboxChoice;
 use crate::cli::values::DEFAULT_PORT;
 use crate::failure::Failure;
 use crate::{export_key, secrets};
@@ -22,6 +23,8 @@ pub(crate) const DEFAULT_LISTEN: SocketAddr =
 pub(crate) struct Admission {
     /// The addresses, at least one.
     pub(crate) listen: Vec<SocketAddr>,
+    /// Those of them that are for RDMA.
+    pub(crate) rdma: Vec<SocketAddr>,
     /// The hosts that may connect; `None`: any host.
     pub(crate) hosts: Option<Vec<Nqn>>,
     /// The secrets by which these hosts and the controller prove themselves; `None`: nobody has to.
@@ -44,8 +47,13 @@ impl Admission {
     /// # Errors
     /// When the addresses need options that are missing; the error names the options and the reason.
     pub(crate) fn check(args: &ExportArgs) -> Result<Self, Failure> {
-        let listen =
-            if args.listen.is_empty() { vec![DEFAULT_LISTEN] } else { args.listen.clone() };
+        let listen: Vec<SocketAddr> = match args.listen.is_empty() {
+            true => vec![DEFAULT_LISTEN],
+            false => args.listen.iter().map(|listen| listen.address).collect(),
+        };
+        let rdma = args.listen.iter().filter(|listen| listen.is_rdma);
+        let rdma: Vec<SocketAddr> = rdma.map(|listen| listen.address).collect();
+        check_rdma(&rdma, args)?;
         for (index, address) in listen.iter().enumerate() {
             if address.port() != 0 && listen[..index].contains(address) {
                 return Err(Failure::usage(format!("-l {address} is there twice")));
@@ -60,7 +68,7 @@ impl Admission {
         let (tls, concat) = (args.tls || args.tls_psk.is_some(), args.concat);
         let local_only = listen.iter().all(|address| is_local(address.ip()));
         let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
-        Ok(Self { listen, hosts, keys, tls_key, tls, concat, offload, local_only })
+        Ok(Self { listen, rdma, hosts, keys, tls_key, tls, concat, offload, local_only })
     }
 
     /// Whether all that follows an authentication at most is encrypted.
@@ -117,6 +125,33 @@ fn check_tls(args: &ExportArgs) -> Result<(), Failure> {
         return Err(Failure::usage(
             "with --tls the key says who may connect: leave --allow-any-host out",
         ));
+    }
+    Ok(())
+}
+
+/// Checks what RDMA cannot be together with.
+fn check_rdma(listen: &[SocketAddr], args: &ExportArgs) -> Result<(), Failure> {
+    let Some(address) = listen.first() else { return Ok(()) };
+    if args.tls || args.tls_psk.is_some() || args.concat {
+        return Err(Failure::usage(format!(
+            "-l rdma://{address}: TLS is for TCP, and nothing encrypts RDMA here: leave --tls, --tls-psk and --concat \
+             out, or this address"
+        )));
+    }
+    if let Some(address) = listen.iter().find(|address| address.port() == 0) {
+        return Err(Failure::usage(format!(
+            "-l rdma://{address}: a listener for RDMA needs a port: 4420 is the usual one"
+        )));
+    }
+    if args.sandbox.sandbox != Some(SandboxChoice::Off) {
+        return Err(Failure::usage(format!(
+            "-l rdma://{address}: RDMA devices and their libraries are out of reach in the sandbox: add --sandbox off"
+        )));
+    }
+    if args.iscsi.is_some() && args.iscsi_listen.is_empty() {
+        return Err(Failure::usage(format!(
+            "-l rdma://{address} is no address for iSCSI: say with --iscsi-listen where it listens"
+        )));
     }
     Ok(())
 }
@@ -179,6 +214,22 @@ mod tests {
         }
         assert_eq!(check("").unwrap().listen, ["127.0.0.1:4420".parse().unwrap()]);
         assert!(check("").unwrap().describe().starts_with("any host of this machine"));
+    }
+
+    #[test]
+    fn rdma_has_neither_tls_nor_a_sandbox() {
+        let admission = check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420 --sandbox off").unwrap();
+        assert_eq!((admission.listen.len(), admission.rdma.len()), (2, 1));
+        for (options, culprit) in [
+            ("-l rdma://127.0.0.1:4421", "--sandbox off"),
+            ("-l rdma://127.0.0.1:0 --sandbox off", "needs a port"),
+            ("-l rdma://127.0.0.1:1 --sandbox off --tls", "TLS is for TCP"),
+            ("-l rdma://127.0.0.1:1 --sandbox off --iscsi", "--iscsi-listen"),
+            ("-l rdma://192.0.2.1 --sandbox off --allow-any-host", "--insecure"),
+        ] {
+            let error = check(options).unwrap_err();
+            assert!(error.contains(culprit), "{options}: {error}");
+        }
     }
 
     #[test]

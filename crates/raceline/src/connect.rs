@@ -1,6 +1,8 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
 mod registry;
+mod ublk;
+mod vhost;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,6 +39,9 @@ struct Ready<'a> {
     bytes: u64,
     block_size: u32,
     read_only: bool,
+    /// Another process had made it, and has ended. Only of disks that outlive a process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovered: Option<bool>,
     pid: u32,
 }
 
@@ -94,10 +99,16 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     check(args)?;
     let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let registry = Registry::of_this_user()?;
-    let DiskKind::Nbd = args.kind;
+    if args.kind == DiskKind::Ublk {
+        ublk::prepare(args)?;
+    }
     let source = Source::open(args)?;
     let device = source.device();
-    let ended = serve_nbd(args, &device, &registry, &interrupt);
+    let ended = match args.kind {
+        DiskKind::Nbd => serve_nbd(args, &device, &registry, &interrupt),
+        DiskKind::Ublk => ublk::serve(args, &device, &registry, &interrupt),
+        DiskKind::VhostUser => vhost::serve(args, &device, &registry, &interrupt),
+    };
     if let Source::Namespace(namespace) = &source {
         namespace.disconnect();
     }
@@ -113,6 +124,11 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
             "--listen {address}: whoever reaches it could read and write the disk, and nothing is encrypted; add \
              --insecure if that is wanted, or choose an address of 127.0.0.0/8"
         )));
+    }
+    if args.kind == DiskKind::VhostUser && args.listen.is_some() {
+        return Err(Failure::usage(
+            "--listen: a virtual machine shares its memory by --socket, not over TCP",
+        ));
     }
     if args.max_connections == 0 {
         return Err(Failure::usage("--max-connections 0: nobody could use the disk"));
@@ -166,6 +182,7 @@ fn serve_nbd(
         bytes: info.block_count * u64::from(info.block_size),
         block_size: info.block_size,
         read_only: args.read_only || info.read_only,
+        recovered: None,
         pid: std::process::id(),
     };
     let ended = print(&ready).and_then(|()| wait(&server, interrupt));
@@ -227,6 +244,12 @@ pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
     };
     let entries = registry.running()?;
     let meant: Vec<&Entry> = entries.iter().filter(|entry| is_meant(entry)).collect();
+    if let Some(place) = args.device.as_ref().filter(|_| meant.is_empty())
+        && ublk::remove_orphan(place)?
+    {
+        println!("removed {place}, whose process had ended");
+        return Ok(());
+    }
     if meant.is_empty() && !args.all {
         let known: Vec<String> = entries.iter().flat_map(|entry| entry.places.clone()).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -235,6 +258,9 @@ pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
         )));
     }
     for entry in &meant {
+        if !args.force {
+            ublk::check_unused(entry)?;
+        }
         registry.end(entry, END_TIME)?;
         println!("disconnected {}", entry.places.join(" "));
     }

@@ -16,8 +16,8 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
 use raceline_target::{
-    BALANCE_INTERVAL, GeneratedKeys, HostAccess, NamespaceConfig, SubsystemConfig, Target,
-    TargetConfig, TargetError,
+    BALANCE_INTERVAL, GeneratedKeys, HostAccess, NamespaceConfig, RdmaConfig, RdmaStreams,
+    SubsystemConfig, Target, TargetConfig, TargetError, load_rdma_libraries,
 };
 use raceline_tls::{PskLookup, PskTable, SharedPsk, TlsAcceptor};
 use serde::Serialize;
@@ -47,6 +47,9 @@ pub(crate) struct Ready {
     ready: bool,
     nqn: String,
     listeners: Vec<SocketAddr>,
+    /// Those for RDMA, which are not among the listeners.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    rdma: Vec<SocketAddr>,
     namespaces: Vec<ReadyNamespace>,
     #[serde(skip_serializing_if = "Option::is_none")]
     iscsi: Option<ReadyIscsi>,
@@ -152,6 +155,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
     let portals = iscsi.iter().flat_map(|iscsi| &iscsi.listen);
     let listen: Vec<SocketAddr> = admission.listen.iter().chain(portals).copied().collect();
+    if !admission.rdma.is_empty() {
+        load_rdma_libraries().map_err(Failure::runtime)?;
+    }
     let sandbox = sandbox::enter_export(args, &listen)?;
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(&sources, &identity, &mut devices, |device| device.path().is_none())?;
@@ -172,6 +178,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     args.connections.options().apply(&mut config);
     let (streams, generated_keys) = tls(&nqn, &admission)?;
     config.generated_keys = generated_keys;
+    let rdma = RdmaStreams::new(RdmaConfig::of(&config));
     let target = Target::start(config).map_err(Failure::runtime)?;
     if args.connections.balance {
         target.set_balancing(Some(BALANCE_INTERVAL)).map_err(Failure::runtime)?;
@@ -187,6 +194,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         devices.iter().map(|config| (Arc::clone(&config.bdev), config.uuid)).collect();
     target.set_algorithms(args.algorithms.algorithms()).map_err(Failure::runtime)?;
     let mut ready = set_up(&target, (&nqn, serial), &admission, streams.as_ref(), devices)?;
+    ready.rdma = listen_for_rdma(&target, &admission, rdma)?;
     ready.iscsi = iscsi.map(|iscsi| iscsi.set_up(&target, luns)).transpose()?;
 
     tell_people(args, &ready, &admission, kept.as_ref());
@@ -379,14 +387,29 @@ fn set_up(
         });
     }
     let mut listeners = Vec::with_capacity(admission.listen.len());
-    for &address in &admission.listen {
+    let rdma = Vec::new();
+    for &address in admission.listen.iter().filter(|address| !admission.rdma.contains(address)) {
         let listening =
             Target::listen_after_restart(|| target.add_listener_with(address, streams.cloned()));
         listeners.push(listening.map_err(|error| listen_failure(&error, "-l"))?);
     }
     let pid = std::process::id();
     let nqn = nqn.as_str().to_owned();
-    Ok(Ready { ready: true, nqn, listeners, namespaces, iscsi: None, pid })
+    Ok(Ready { ready: true, nqn, listeners, rdma, namespaces, iscsi: None, pid })
+}
+
+/// Opens the listeners for RDMA.
+fn listen_for_rdma(
+    target: &Target,
+    admission: &Admission,
+    streams: RdmaStreams,
+) -> Result<Vec<SocketAddr>, Failure> {
+    let streams: Arc<dyn StreamProvider> = Arc::new(streams);
+    let listen = |address: &SocketAddr| {
+        let streams = Some(Arc::clone(&streams));
+        target.add_listener_with(*address, streams).map_err(|error| listen_failure(&error, "-l"))
+    };
+    admission.rdma.iter().map(listen).collect()
 }
 
 /// What carries connections over TLS, and where the keys go that authentications make.
@@ -490,6 +513,10 @@ fn describe(ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) -> Str
         };
         text.push_str(&format!("  nvme connect -t tcp -a {address} -s {port} -n {nqn}{tls}\n"));
     }
+    for listener in &ready.rdma {
+        let (address, port, nqn) = (listener.ip(), listener.port(), &ready.nqn);
+        text.push_str(&format!("  nvme connect -t rdma -a {address} -s {port} -n {nqn}\n"));
+    }
     text
 }
 
@@ -504,6 +531,7 @@ mod tests {
             ready: true,
             nqn: "nqn.2014-08.org.example:1".to_owned(),
             listeners: vec!["127.0.0.1:4420".parse().unwrap(), "[::]:1".parse().unwrap()],
+            rdma: Vec::new(),
             namespaces: vec![ReadyNamespace {
                 nsid: 1,
                 device: "ram:64M".to_owned(),
@@ -550,6 +578,7 @@ mod tests {
     fn people_read_what_to_type() {
         let admission = Admission {
             listen: Vec::new(),
+            rdma: Vec::new(),
             hosts: None,
             keys: None,
             tls_key: None,

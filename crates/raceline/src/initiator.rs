@@ -5,7 +5,7 @@ use std::time::Duration;
 use raceline_bdev::Identity;
 use raceline_bench::report::{binary_bytes, grouped};
 use raceline_bench::runner::iscsi::IscsiUnit;
-use raceline_host::NamespaceInfo;
+use raceline_host::{NamespaceInfo, Transport};
 use raceline_initiator::{
     BlockingSession, Chap, DiscoveredTarget, IscsiUrl, Name, Secret, SessionConfig, SessionError,
     TaskError, UnitInfo, cdb, luns,
@@ -250,6 +250,7 @@ fn address_config(args: &AddressArgs, target: Option<Name>) -> Result<SessionCon
         ("--dhchap-ctrl-secret", args.dhchap_ctrl_secret.is_some()),
         ("--tls-psk", args.tls_psk.is_some()),
         ("--concat", args.concat),
+        ("-t rdma", args.transport == Some(Transport::Rdma)),
     ];
     if let Some((option, _)) = nvme_only.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(

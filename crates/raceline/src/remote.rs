@@ -244,8 +244,16 @@ fn set_paths(config: &mut HostConfig, args: &PathArgs) -> Result<(), Failure> {
     config.multipath = Some(multipath);
     for path in &args.path {
         let address = resolve(&path.address, path.port)?;
-        let path = PathAddress { address, source: path.source.or(config.source) };
-        let first = PathAddress { address: config.address, source: config.source };
+        let path = PathAddress {
+            address,
+            source: path.source.or(config.source),
+            transport: path.transport.unwrap_or(config.transport),
+        };
+        let first = PathAddress {
+            address: config.address,
+            source: config.source,
+            transport: config.transport,
+        };
         if path == first || config.more_paths.contains(&path) {
             return Err(Failure::usage(format!("--path {address}: the path is there twice")));
         }
@@ -274,6 +282,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let streams = if args.concat { None } else { tls(args, &hostnqn, &subnqn)? };
     let mut config = HostConfig { streams, ..HostConfig::new(address, subnqn, hostnqn, hostid) };
     config.source = args.source;
+    config.transport = args.transport.unwrap_or_default();
     if let Some(priority) = args.priority {
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);

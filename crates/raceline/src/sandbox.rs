@@ -140,6 +140,8 @@ fn enter_as(choice: Option<SandboxChoice>, policy: &Policy) -> Result<Option<San
         None => Demand::WherePossible,
     };
     let sandbox = enter(policy, demand).map_err(Failure::runtime)?;
+    // What is not loaded yet cannot be loaded any more, and errors say so.
+    raceline_host::transport::seal();
     let missing = sandbox.missing();
     for part in &missing.parts {
         tracing::warn!("sandbox: {part}; the program goes on without this part");

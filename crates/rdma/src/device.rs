@@ -9,11 +9,12 @@ mod connections;
 mod layout;
 mod library;
 mod memory;
+mod news;
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::null_mut;
 
 use raceline_proto::rdma::WorkStatus;
@@ -24,14 +25,15 @@ use crate::verbs::{
 };
 use connections::Connections;
 use layout::{
-    CmId, CompletionQueue, DEVICE_MEM_MGT_EXTENSIONS, DeviceAttributes, Element, EventChannel,
-    QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest, TRANSPORT_IWARP, VerbsContext,
-    WC_WITH_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV, WorkCompletion,
+    CmId, CompletionChannel, CompletionQueue, DEVICE_MEM_MGT_EXTENSIONS, DeviceAttributes, Element,
+    EventChannel, QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest, TRANSPORT_IWARP,
+    VerbsContext, WC_WITH_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV,
+    WorkCompletion,
 };
 use library::Functions;
 use memory::Memory;
 
-pub use library::seal;
+pub use library::{load_libraries, seal};
 
 /// Completions that one call takes from the device.
 const POLL: usize = 32;
@@ -55,7 +57,11 @@ pub struct RdmaDevice {
     context: *mut VerbsContext,
     domain: *mut c_void,
     completions: *mut CompletionQueue,
+    /// Tells of completions, when asked.
+    notices: *mut CompletionChannel,
     channel: *mut EventChannel,
+    /// An epoll instance that waits for both channels; `None` until it is made.
+    news: Option<OwnedFd>,
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
@@ -90,7 +96,9 @@ impl RdmaDevice {
             context: null_mut(),
             domain: null_mut(),
             completions: null_mut(),
+            notices: null_mut(),
             channel,
+            news: None,
             anchor: null_mut(),
             capabilities: Capabilities {
                 completions: 0,
@@ -109,7 +117,9 @@ impl RdmaDevice {
             receives: Vec::new(),
         };
         device.open_context(address)?;
+        device.open_notices()?;
         device.open_queues(completions)?;
+        device.open_news()?;
         Ok(device)
     }
 
@@ -136,13 +146,7 @@ impl RdmaDevice {
     }
 
     fn open_context(&mut self, address: IpAddr) -> Result<(), ProviderError> {
-        let fd = self.event_fd();
-        // SAFETY: fcntl on the channel's own descriptor.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        // SAFETY: as above.
-        if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
-            return Err(last_error("making the connection manager's descriptor non-blocking"));
-        }
+        news::set_nonblocking(self.event_fd())?;
         self.anchor = self.create_id()?;
         self.bind(self.anchor, SocketAddr::new(address, 0))?;
         // SAFETY: `anchor` is alive; binding has filled in its device.
@@ -190,9 +194,9 @@ impl RdmaDevice {
             return Err(last_error("allocating a protection domain"));
         }
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
-        // SAFETY: the context is alive; without a channel there are no completion events.
+        // SAFETY: context and channel are alive.
         self.completions = unsafe {
-            (self.functions.ibv_create_cq)(self.context, entries, null_mut(), null_mut(), 0)
+            (self.functions.ibv_create_cq)(self.context, entries, null_mut(), self.notices, 0)
         };
         if self.completions.is_null() {
             return Err(last_error("making a completion queue"));
@@ -309,6 +313,10 @@ impl Provider for RdmaDevice {
         self.take_event()
     }
 
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        self.peer_of(connection)
+    }
+
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
         let Some(pair) = self.pair(connection) else { return Err(PostError { posted: 0 }) };
         self.elements.clear();
@@ -407,6 +415,9 @@ impl Drop for RdmaDevice {
         unsafe {
             if !self.completions.is_null() {
                 (self.functions.ibv_destroy_cq)(self.completions);
+            }
+            if !self.notices.is_null() {
+                (self.functions.ibv_destroy_comp_channel)(self.notices);
             }
             if !self.domain.is_null() {
                 (self.functions.ibv_dealloc_pd)(self.domain);

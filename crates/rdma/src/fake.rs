@@ -14,15 +14,17 @@ mod memory;
 mod random;
 mod state;
 
-use std::cell::RefCell;
+use std::io::PipeReader;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
     ProviderError, RecvWork, Region, SendWork,
 };
+use crate::waiting::WaitingDevice;
 use state::State;
 
 /// What kind of devices the network has.
@@ -85,38 +87,53 @@ impl Default for NetworkConfig {
     }
 }
 
-/// The network.
+/// The network. Its devices may be on different threads; whoever calls [`Network::step`] drives all of them.
 #[derive(Clone, Debug)]
-pub struct Network(Rc<RefCell<State>>);
+pub struct Network(Shared);
+
+/// The state that the network and its devices have in common. Each call holds it for one operation only.
+#[derive(Clone, Debug)]
+struct Shared(Arc<Mutex<State>>);
+
+impl Shared {
+    /// A thread that has panicked while it held the state ends the test anyway.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Network {
     /// A network without devices.
     #[must_use]
     pub fn new(config: NetworkConfig) -> Self {
-        Self(Rc::new(RefCell::new(State::new(config))))
+        Self(Shared(Arc::new(Mutex::new(State::new(config)))))
     }
 
     /// Adds a device.
+    ///
+    /// # Panics
+    /// When this process can open no more files: each device has a pipe for those who wait for it.
     #[must_use]
     pub fn add_device(&self) -> FakeDevice {
-        let node = self.0.borrow_mut().add_node();
-        FakeDevice { network: Rc::clone(&self.0), node }
+        let (bell, ringer) = std::io::pipe().expect("a pipe");
+        let node = self.0.lock().add_node(ringer);
+        FakeDevice { network: self.0.clone(), node, bell }
     }
 
     /// Does the next step; gives whether there was one. Time goes on to the step's time.
     pub fn step(&self) -> bool {
-        self.0.borrow_mut().step()
+        self.0.lock().step()
     }
 
     /// The time of the last step.
     #[must_use]
     pub fn now(&self) -> Duration {
-        Duration::from_nanos(self.0.borrow().now)
+        Duration::from_nanos(self.0.lock().now)
     }
 
     /// Lets time pass without steps before it.
     pub fn advance_to(&self, now: Duration) {
-        let mut state = self.0.borrow_mut();
+        let mut state = self.0.lock();
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         state.now = state.now.max(now);
     }
@@ -124,36 +141,38 @@ impl Network {
     /// What was done that no correct user of verbs does.
     #[must_use]
     pub fn misuses(&self) -> Vec<String> {
-        self.0.borrow().misuses.clone()
+        self.0.lock().misuses.clone()
     }
 
     /// Registrations and connections that are left.
     #[must_use]
     pub fn leftovers(&self) -> (usize, usize) {
-        self.0.borrow().leftovers()
+        self.0.lock().leftovers()
     }
 
     /// Nothing goes wrong by itself from now on.
     pub fn stop_faults(&self) {
-        self.0.borrow_mut().config.faults = Faults::default();
+        self.0.lock().config.faults = Faults::default();
     }
 
     /// Cuts all connections.
     pub fn cut_all(&self) {
-        self.0.borrow_mut().cut_all();
+        self.0.lock().cut_all();
     }
 
     /// Removes a device.
     pub fn remove(&self, device: &FakeDevice) {
-        self.0.borrow_mut().remove_node(device.node);
+        self.0.lock().remove_node(device.node);
     }
 }
 
 /// One simulated device.
 #[derive(Debug)]
 pub struct FakeDevice {
-    network: Rc<RefCell<State>>,
+    network: Shared,
     node: usize,
+    /// Has one byte in it while there are news.
+    bell: PipeReader,
 }
 
 impl FakeDevice {
@@ -163,12 +182,12 @@ impl FakeDevice {
     /// When the part is not within the registration.
     #[must_use]
     pub fn bind(&mut self, region: &Region, offset: u32, len: u32, access: Access) -> u32 {
-        self.network.borrow_mut().nodes[self.node].memory.bind(region, offset, len, access)
+        self.network.lock().nodes[self.node].memory.bind(region, offset, len, access)
     }
 
     /// Ends a key of [`Self::bind`] from this end.
     pub fn unbind(&mut self, key: u32) {
-        self.network.borrow_mut().nodes[self.node].memory.unbind(key);
+        self.network.lock().nodes[self.node].memory.unbind(key);
     }
 
     /// Posts a request as it is, of a user that does not keep to rules.
@@ -176,13 +195,13 @@ impl FakeDevice {
     /// # Errors
     /// When the device refuses.
     pub fn post_raw(&mut self, connection: ConnectionId, work: SendWork) -> Result<(), PostError> {
-        self.network.borrow_mut().post_send(self.node, connection, &[work], true)
+        self.network.lock().post_send(self.node, connection, &[work], true)
     }
 }
 
 impl Provider for FakeDevice {
     fn capabilities(&self) -> Capabilities {
-        let state = self.network.borrow();
+        let state = self.network.lock();
         Capabilities {
             completions: state.config.completions,
             work_requests: 1 << 14,
@@ -195,7 +214,7 @@ impl Provider for FakeDevice {
     }
 
     fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
-        let mut state = self.network.borrow_mut();
+        let mut state = self.network.lock();
         if state.nodes[self.node].is_removed {
             return Err(gone("registering memory"));
         }
@@ -203,26 +222,26 @@ impl Provider for FakeDevice {
     }
 
     fn deregister(&mut self, region: Region) {
-        let mut state = self.network.borrow_mut();
+        let mut state = self.network.lock();
         if !state.nodes[self.node].memory.deregister(&region) {
             state.misuse("a registration was ended twice");
         }
     }
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
-        self.network.borrow().nodes[self.node].memory.copy_out(region, offset, into);
+        self.network.lock().nodes[self.node].memory.copy_out(region, offset, into);
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
-        self.network.borrow_mut().nodes[self.node].memory.copy_in(region, offset, bytes);
+        self.network.lock().nodes[self.node].memory.copy_in(region, offset, bytes);
     }
 
     fn listen(&mut self, address: SocketAddr) -> Result<(), ProviderError> {
-        self.network.borrow_mut().listen(self.node, address)
+        self.network.lock().listen(self.node, address)
     }
 
     fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
-        self.network.borrow_mut().resolve(self.node, address)
+        self.network.lock().resolve(self.node, address)
     }
 
     fn create_pair(
@@ -230,7 +249,7 @@ impl Provider for FakeDevice {
         connection: ConnectionId,
         config: &PairConfig,
     ) -> Result<PairConfig, ProviderError> {
-        self.network.borrow_mut().create_pair(self.node, connection, config)
+        self.network.lock().create_pair(self.node, connection, config)
     }
 
     fn connect(
@@ -239,7 +258,7 @@ impl Provider for FakeDevice {
         private: &[u8],
         reads: u8,
     ) -> Result<(), ProviderError> {
-        self.network.borrow_mut().connect(self.node, connection, private, reads)
+        self.network.lock().connect(self.node, connection, private, reads)
     }
 
     fn accept(
@@ -248,35 +267,52 @@ impl Provider for FakeDevice {
         private: &[u8],
         reads: u8,
     ) -> Result<(), ProviderError> {
-        self.network.borrow_mut().accept(self.node, connection, private, reads)
+        self.network.lock().accept(self.node, connection, private, reads)
     }
 
     fn reject(&mut self, connection: ConnectionId, private: &[u8]) {
-        self.network.borrow_mut().reject(self.node, connection, private);
+        self.network.lock().reject(self.node, connection, private);
     }
 
     fn disconnect(&mut self, connection: ConnectionId) {
-        self.network.borrow_mut().disconnect(self.node, connection);
+        self.network.lock().disconnect(self.node, connection);
     }
 
     fn destroy(&mut self, connection: ConnectionId) {
-        self.network.borrow_mut().destroy(self.node, connection);
+        self.network.lock().destroy(self.node, connection);
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.network.borrow_mut().nodes[self.node].events.pop_front()
+        self.network.lock().nodes[self.node].events.pop_front()
     }
 
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
-        self.network.borrow_mut().post_send(self.node, connection, work, false)
+        self.network.lock().post_send(self.node, connection, work, false)
     }
 
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
-        self.network.borrow_mut().post_recv(self.node, connection, work)
+        self.network.lock().post_recv(self.node, connection, work)
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {
-        self.network.borrow_mut().poll(self.node, into);
+        self.network.lock().poll(self.node, into);
+    }
+}
+
+impl WaitingDevice for FakeDevice {
+    fn news(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    fn arm(&mut self) {
+        let mut state = self.network.lock();
+        if std::mem::take(&mut state.nodes[self.node].has_rung) {
+            // One byte is in the pipe, so this does not wait.
+            let mut byte = [0];
+            if std::io::Read::read_exact(&mut self.bell, &mut byte).is_err() {
+                state.misuse("a device's bell is gone");
+            }
+        }
     }
 }
 

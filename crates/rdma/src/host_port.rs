@@ -161,13 +161,16 @@ impl<P: Provider> HostPort<P> {
         self.events.pop_front()
     }
 
-    /// Takes events and completions, and posts what there is to post.
-    pub fn poll(&mut self, now: Instant) {
+    /// Takes events and completions, and posts what there is to post. False when there were none.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
         while let Some(event) = self.provider.next_event() {
+            is_busy = true;
             self.handle_event(event, now);
         }
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
+        is_busy |= !completions.is_empty();
         for done in completions.drain(..) {
             let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
             let Some(queue) = &mut connection.queue else { continue };
@@ -187,6 +190,19 @@ impl<P: Provider> HostPort<P> {
             self.tell(id);
             self.advance(id, now);
         }
+        is_busy
+    }
+
+    /// Posts what was submitted, and takes nothing. Whether a queue is lost by that: then [`Self::poll`] has news.
+    pub fn post(&mut self) -> bool {
+        let mut is_lost = false;
+        for id in &self.dirty {
+            if let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(id) {
+                queue.flush(&mut self.provider);
+                is_lost |= queue.loss().is_some();
+            }
+        }
+        is_lost
     }
 
     /// Looks at the deadlines of all connections. Call it every second or so.
@@ -205,6 +221,19 @@ impl<P: Provider> HostPort<P> {
                 _ => {}
             }
         }
+    }
+
+    /// Ends all connections at once, for an owner that waits for nothing: the peers are told, the queue pairs are
+    /// destroyed, and nothing reaches memory any more.
+    pub fn abandon(&mut self) {
+        for (id, connection) in std::mem::take(&mut self.connections) {
+            self.provider.disconnect(id);
+            self.provider.destroy(id);
+            for region in connection.regions {
+                self.provider.deregister(region);
+            }
+        }
+        self.dirty.clear();
     }
 
     /// Ends a connection from this end.

@@ -5,6 +5,7 @@
 //! * [`verbs`]: work requests, completions, events of the connection manager, and the trait [`Provider`];
 //! * [`fake`]: a network of simulated devices in virtual time, which checks what real devices check;
 //! * [`device`]: a real device, through libibverbs and librdmacm, which are loaded on first use;
+//! * [`waiting`]: devices that a sleeping core can wait for;
 //! * [`TargetQueue`] and [`HostQueue`]: the two ends of one NVMe queue;
 //! * [`TargetPort`] and [`HostPort`]: all queues of one core on one device, from the request to the drained end.
 
@@ -16,12 +17,14 @@ mod send_queue;
 mod target_port;
 mod target_queue;
 pub mod verbs;
+pub mod waiting;
 
 pub use host_port::{ConnectConfig, ConnectError, HostPort, HostPortEvent};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, HostTransfer, SubmitError};
 pub use target_port::{PortConfig, TargetPort, TargetPortEvent};
 pub use target_queue::{CommandToken, TargetEvent, TargetQueue, TargetQueueConfig};
 pub use verbs::Provider;
+pub use waiting::WaitingDevice;
 
 use std::fmt;
 

@@ -151,14 +151,23 @@ impl<P: Provider> TargetPort<P> {
         self.events.pop_front()
     }
 
-    /// Takes events and completions, and posts what they lead to.
-    pub fn poll(&mut self, now: Instant) {
-        for _ in 0..EVENTS_PER_POLL {
-            let Some(event) = self.provider.next_event() else { break };
+    /// Takes events and completions, and posts what they lead to. Gives whether there were any.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        let mut events = 0;
+        while events < EVENTS_PER_POLL
+            && let Some(event) = self.provider.next_event()
+        {
             self.handle_event(event, now);
+            events += 1;
         }
+        self.poll_work(now) || events > 0
+    }
+
+    /// [`Self::poll`], of completions alone: it costs no system call.
+    pub fn poll_work(&mut self, now: Instant) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
+        let any = !completions.is_empty();
         for done in completions.drain(..) {
             // Completions of a queue pair that was destroyed name a connection that is no more.
             let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
@@ -170,6 +179,7 @@ impl<P: Provider> TargetPort<P> {
         }
         self.completions = completions;
         self.settle(now);
+        any
     }
 
     /// Posts what drivers have given to queues, and tells what that leads to.

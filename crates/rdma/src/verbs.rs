@@ -311,6 +311,11 @@ pub trait Provider {
     fn destroy(&mut self, connection: ConnectionId);
     /// The next event of the connection manager.
     fn next_event(&mut self) -> Option<Event>;
+    /// The peer's address, if the connection manager tells it.
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        let _ = connection;
+        None
+    }
 
     /// Posts requests in order.
     ///

@@ -19,6 +19,7 @@ pub(crate) mod staging;
 pub mod stream;
 pub(crate) mod timer;
 pub(crate) mod transport;
+pub mod ublk;
 
 use std::fs::File;
 use std::io;
@@ -34,6 +35,7 @@ pub use crate::io::file_call::FileCall;
 use crate::io::nvme::NvmeFormat;
 use crate::io::socket::{ConnectOptions, ListenOptions, Socket};
 use crate::io::stream::StreamListener;
+use crate::io::ublk::{UblkCommand, UblkDescriptor, UblkQueue};
 use crate::memory::buffer::{BufferPool, IoBuf, SharedBuf};
 use crate::send::SendBatch;
 use crate::sim::Random;
@@ -220,6 +222,9 @@ pub enum Outcome {
     Synced(io::Result<()>),
     /// A call on a file was made ([`Io::call_file`]).
     Called(io::Result<()>, Box<FileCall>),
+    /// The kernel asks for something with a tag of a ublk disk ([`Io::ublk`]), or ENODEV: it will never ask again.
+    /// The buffer has the data if it asks for a write.
+    Ublk(io::Result<UblkDescriptor>, IoBuf),
     /// A timer expired.
     Timer,
     /// An engine has finished an operation on data: [`Io::accelerated`] gives it.
@@ -364,6 +369,23 @@ pub trait Io {
     fn register_nvme(&mut self, file: Arc<File>, format: NvmeFormat) -> io::Result<FileId> {
         let _ = (file, format);
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Makes the queue of a ublk disk usable that is this core's, the only one: the kernel binds it to this thread.
+    ///
+    /// # Errors
+    /// `Unsupported` where there is no io_uring; that of mmap(2) or io_uring_setup(2).
+    fn open_ublk(&mut self, file: Arc<File>, queue: UblkQueue) -> io::Result<()> {
+        let _ = (file, queue);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Asks for the next request of a tag of that queue, which finishes as [`Outcome::Ublk`] when there is one. With a
+    /// commit, the buffer first gives the data of a read.
+    fn ublk(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
+        // No back end without a way to open a queue has a caller for this.
+        let _ = (command, buf, token);
+        debug_assert!(false, "no queue of a ublk disk was opened");
     }
 
     /// Says where the memory of file operations usually comes from, before the first file: a ring

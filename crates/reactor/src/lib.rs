@@ -34,7 +34,7 @@ pub use io::busy_poll::WaitPolling;
 pub use io::socket::{self, Socket};
 pub use io::stream::{ByteStream, Interest, Source, StreamListener, StreamProvider};
 pub use io::transport::Transport;
-pub use io::{Completion, Io, Outcome, Token, Wait, nvme};
+pub use io::{Completion, Io, Outcome, Token, Wait, nvme, ublk};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };

@@ -636,6 +636,7 @@ fn summary(outcome: &Outcome) -> (u64, u64) {
         Outcome::Read(result, buf) => (5, code(result, |()| Random::hash(buf))),
         Outcome::Written(result, _) => (6, code(result, |()| 0)),
         Outcome::Synced(result) | Outcome::Called(result, _) => (7, code(result, |()| 0)),
+        Outcome::Ublk(result, _) => (10, code(result, |descriptor| descriptor.start_sector)),
         Outcome::Timer => (8, 0),
         Outcome::Accelerated(_) => (9, 0),
     }

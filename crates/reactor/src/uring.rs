@@ -31,6 +31,7 @@ use crate::io::socket::{self, ConnectOptions, Inner, ListenOptions, Socket};
 use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
+use crate::io::ublk::{UblkCommand, UblkQueue};
 use crate::io::{
     AllocateMode, Completion, FileCall, FileId, HandsOver, Io, ListenerId, Outcome, RecvBuffers,
     SocketId, Token, Wait,
@@ -52,6 +53,7 @@ pub(crate) mod nvme;
 mod ops;
 mod provided;
 mod ring;
+mod ublk;
 mod zero_copy;
 
 use accept::ListenerSlot;
@@ -60,6 +62,7 @@ use fixed::FixedMemory;
 use nvme::NvmeRing;
 use ops::{Kind, OpSlab, whole};
 use ring::open_ring;
+use ublk::UblkRing;
 use zero_copy::ZeroCopy;
 
 /// Completions taken from the ring at once.
@@ -76,6 +79,9 @@ const CANCEL_DATA: u64 = u64::MAX - 1;
 
 /// `user_data` of the poll on the ring for NVMe commands.
 const NVME_DATA: u64 = u64::MAX - 2;
+
+/// `user_data` of the poll on the ring for a ublk disk.
+const UBLK_DATA: u64 = u64::MAX - 3;
 
 /// `IORING_ENTER_GETEVENTS` and `IORING_ENTER_EXT_ARG` of the io_uring ABI.
 const ENTER_GETEVENTS: u32 = 1 << 0;
@@ -105,6 +111,8 @@ pub struct UringIo {
     callers: Option<FileWorkers>,
     /// For files that are generic devices of NVMe namespaces.
     nvme: Option<Box<NvmeRing>>,
+    /// For a queue of a ublk disk.
+    ublk: Option<Box<UblkRing>>,
     timers: TimerQueue<Timer>,
     waker: Waker,
     woken: bool,
@@ -163,6 +171,7 @@ impl UringIo {
             fixed: FixedMemory::default(),
             callers: None,
             nvme: None,
+            ublk: None,
             timers: TimerQueue::with_capacity(TIMER_CAPACITY),
             waker: Waker::new()?,
             woken: false,
@@ -320,6 +329,12 @@ impl UringIo {
             NVME_DATA => {
                 if !more {
                     self.watch_nvme();
+                }
+                return;
+            }
+            UBLK_DATA => {
+                if !more {
+                    self.watch_ublk();
                 }
                 return;
             }
@@ -636,6 +651,14 @@ impl Io for UringIo {
         Ok(FileId(id))
     }
 
+    fn open_ublk(&mut self, file: Arc<File>, queue: UblkQueue) -> io::Result<()> {
+        self.open_ublk_ring(file, queue)
+    }
+
+    fn ublk(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
+        self.push_ublk(command, buf, token);
+    }
+
     fn close_file(&mut self, file: FileId) {
         let Some(slot) = self.files.get_mut(file.0) else { return };
         slot.closing = true;
@@ -679,6 +702,7 @@ impl Io for UringIo {
             done.extend(self.ready.drain(..));
             self.collect_calls(done);
             self.poll_nvme(done)?;
+            self.poll_ublk(done)?;
             self.try_direct(done);
             if self.provided.is_used() {
                 self.try_provided(done);
@@ -704,6 +728,7 @@ impl Io for UringIo {
             }
             self.harvest(done);
             self.poll_nvme(done)?;
+            self.poll_ublk(done)?;
             self.now = Instant::now();
             self.expire_timers(done);
             let woken = std::mem::take(&mut self.woken);

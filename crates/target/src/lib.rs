@@ -76,6 +76,7 @@
 
 mod changes;
 mod path;
+mod rdma;
 mod records;
 
 pub use changes::ana::ListenerAna;
@@ -115,6 +116,7 @@ pub use raceline_proto::controller::{
 };
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
+pub use rdma::{OpenDevice, RdmaConfig, RdmaStreams, load_rdma_libraries};
 pub use records::counters::QueueTotals;
 pub use records::limited::Weight;
 pub use records::placement::PlacementPolicy;

@@ -2,6 +2,7 @@
 //! commands, many connections and cores.
 
 mod common;
+mod rdma;
 
 use std::io::Write as _;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use raceline_host::{
     BackoffConfig, Command, CommandDone, ControllerEvent, CredentialStore, Data, Hints, HostConfig,
     MultipathConfig, PathAddress, PathEvent, PathSet, PathSetEvent, Paths, QueueCounters,
+    Transport,
 };
 use raceline_proto::nvme::feature::{COPY_FORMAT_2_ENABLED, HOST_BEHAVIOR_LEN, fid};
 use raceline_proto::nvme::opcode::admin;
@@ -107,7 +108,7 @@ impl Host {
             reauthenticate_after,
             more_paths: addresses[1..]
                 .iter()
-                .map(|&address| PathAddress { address, source: None })
+                .map(|&address| PathAddress { address, source: None, transport: Transport::Tcp })
                 .collect(),
             multipath: plan.paths.as_ref().map(|paths| MultipathConfig {
                 policy: paths.policy,

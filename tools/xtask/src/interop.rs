@@ -8,7 +8,10 @@ mod drives;
 mod iscsi;
 mod manage;
 mod paths;
+mod rdma;
 mod tls;
+mod ublk;
+mod vhost;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -28,7 +31,8 @@ const NQN: &str = "nqn.2026-01.io.raceline:interop";
 const IMAGE_LIMIT_S: u64 = 600;
 /// Time for one guest, in seconds: about five times what a quiet two-core machine needs.
 const GUEST_LIMIT_S: u64 = 420;
-/// Time for a guest whose paths are cut, in seconds: about five times what a quiet two-core machine needs.
+/// Time for a guest whose paths are cut, whose disk loses its process, or that starts a program often, in seconds: about
+/// five times what a quiet two-core machine needs.
 const CUTS_LIMIT_S: u64 = 600;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
@@ -58,7 +62,7 @@ impl Kernel {
         }
     }
 
-    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, and TLS for NVMe, which the kernel of Debian 12
+    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, ublk, and TLS for NVMe, which the kernel of Debian 12
     /// does not have.
     fn image_options(self) -> &'static [&'static str] {
         match self {
@@ -67,7 +71,7 @@ impl Kernel {
                 "-P",
                 "ktls-utils,keyutils,open-iscsi,sg3-utils,nbd-client",
                 "-M",
-                "tls,iscsi_tcp,sd_mod,sg,nbd",
+                "tls,iscsi_tcp,sd_mod,sg,nbd,ublk_drv",
             ],
         }
     }
@@ -106,6 +110,12 @@ pub(crate) enum Part {
     IscsiAll,
     /// The kernel's NBD client on a disk of ours.
     Disk,
+    /// A disk of ours in the guest itself, by vhost-user.
+    Vhost,
+    /// The kernel's own block device on a namespace of a daemon.
+    Ublk,
+    /// Our host over RDMA against the kernel's target, in the guest.
+    Rdma,
 }
 
 /// The target of the kernel's host.
@@ -133,15 +143,20 @@ fn unable(tree: &Tree, kernel: Kernel) -> Option<String> {
 }
 
 /// Builds the image of a kernel, unless it is there and up to date; returns its folder.
-fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
+fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
     let cache = cache(tree);
-    let folder = cache.join(format!("{}-amd64", kernel.suite()));
+    // The usual image has no RDMA: it is smaller.
+    let (name, options): (_, &[&str]) = match part {
+        Part::Rdma => ("amd64-rdma", &["-R"]),
+        _ => ("amd64", kernel.image_options()),
+    };
+    let folder = cache.join(format!("{}-{name}", kernel.suite()));
     if !setup::is_root() && folder.join("build-id").is_file() {
         return Ok(folder);
     }
     let ended = Task::new(tree.root.join("interop/build-image.sh"))
         .args(["-s", kernel.suite()])
-        .args(kernel.image_options())
+        .args(options)
         .args([&cache])
         .limit(IMAGE_LIMIT_S)
         .check()
@@ -162,7 +177,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
     if let Some(why) = unable(tree, kernel) {
         return setup::cannot(&why);
     }
-    let image = image(tree, kernel)?;
+    let image = image(tree, kernel, part)?;
     match (part, peer) {
         (Part::Target, _) => kernel_target(tree, &image),
         (Part::Manage, _) => manage::run(tree, &image),
@@ -173,6 +188,9 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, &image, part),
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
+        (Part::Vhost, _) => vhost::run(tree, &image),
+        (Part::Ublk, _) => ublk::run(tree, &image),
+        (Part::Rdma, _) => rdma::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -201,6 +219,9 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Cuts | Part::CutsAll => "cuts.sh",
         Part::Adq => "adq.sh",
         Part::Disk => "disk.sh",
+        Part::Vhost => "vhost.sh",
+        Part::Ublk => "ublk.sh",
+        Part::Rdma => "rdma.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }
@@ -209,7 +230,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
-        Part::Cuts => CUTS_LIMIT_S,
+        Part::Cuts | Part::Ublk | Part::Rdma => CUTS_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };

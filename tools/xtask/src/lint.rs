@@ -49,6 +49,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/rdma/src/device/layout.rs",
     "crates/rdma/src/device/library.rs",
     "crates/rdma/src/device/memory.rs",
+    "crates/rdma/src/device/news.rs",
     "crates/reactor/src/accel/access.rs",
     "crates/reactor/src/epoll.rs",
     "crates/reactor/src/epoll/sleeper.rs",
@@ -71,12 +72,15 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/uring/fixed.rs",
     "crates/reactor/src/uring/nvme.rs",
     "crates/reactor/src/uring/ops.rs",
+    "crates/reactor/src/uring/ublk.rs",
     "crates/reactor/tests/allocations.rs",
     "crates/sandbox/tests/attempts/denied.rs",
     "crates/sandbox/tests/attempts/support.rs",
     "crates/sandbox/tests/attempts/works.rs",
     "crates/tls/src/kernel.rs",
     "crates/tls/src/library.rs",
+    "crates/ublk/src/control.rs",
+    "crates/vhost/src/guard.rs",
 ];
 
 /// The longest a source file may be.

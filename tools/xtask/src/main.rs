@@ -394,86 +394,101 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     .into_iter()
 }
 
-/// The steps in which Linux, in a machine of its own, is the other end.
+/// Steps in which Linux, in a machine of its own, is the other end: name, kernel, part, and what it shows.
+const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
+    ("kernel-6.1-host", Kernel::V6_1, Part::Host, "Linux 6.1 as the host of our target"),
+    (
+        "kernel-6.1-faults",
+        Kernel::V6_1,
+        Part::Faults,
+        "Linux 6.1: reset, disconnect, killed target",
+    ),
+    ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
+    ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
+    ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
+    (
+        "kernel-6.12-faults",
+        Kernel::V6_12,
+        Part::Faults,
+        "Linux 6.12: reset, disconnect, killed target",
+    ),
+    ("kernel-6.12-target", Kernel::V6_12, Part::Target, "our host with Linux 6.12 as the target"),
+    (
+        "kernel-6.12-manage",
+        Kernel::V6_12,
+        Part::Manage,
+        "Linux 6.12 manages namespaces of a daemon, which is killed",
+    ),
+    (
+        "kernel-6.12-drives",
+        Kernel::V6_12,
+        Part::Drives,
+        "a daemon on a local NVMe drive of Linux 6.12, which is reset and pulled out",
+    ),
+    (
+        "kernel-6.12-auth",
+        Kernel::V6_12,
+        Part::Auth,
+        "Linux 6.12 and we prove ourselves to each other by DH-HMAC-CHAP",
+    ),
+    (
+        "kernel-6.12-tls",
+        Kernel::V6_12,
+        Part::Tls,
+        "Linux 6.12 as the host of our target over TLS, with tlshd",
+    ),
+    (
+        "kernel-6.12-paths",
+        Kernel::V6_12,
+        Part::Paths,
+        "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
+    ),
+    ("kernel-6.12-cuts", Kernel::V6_12, Part::Cuts, "Linux 6.12 with two paths, which are cut"),
+    (
+        "kernel-6.12-adq",
+        Kernel::V6_12,
+        Part::Adq,
+        "raceline adq on devices of Linux 6.12: applied, killed, given back",
+    ),
+    (
+        "kernel-6.12-iscsi",
+        Kernel::V6_12,
+        Part::Iscsi,
+        "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
+    ),
+    (
+        "kernel-6.12-disk",
+        Kernel::V6_12,
+        Part::Disk,
+        "the NBD client of Linux 6.12 on a disk that connect makes",
+    ),
+    (
+        "kernel-6.12-vhost",
+        Kernel::V6_12,
+        Part::Vhost,
+        "Linux 6.12 in QEMU on a vhost-user disk, whose server is killed and which grows",
+    ),
+    (
+        "kernel-6.12-ublk",
+        Kernel::V6_12,
+        Part::Ublk,
+        "a block device of Linux 6.12 that connect makes, whose process is killed",
+    ),
+    (
+        "kernel-6.12-rdma",
+        Kernel::V6_12,
+        Part::Rdma,
+        "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
+    ),
+];
+
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
-    let parts = [
-        ("kernel-6.1-host", Kernel::V6_1, Part::Host, "Linux 6.1 as the host of our target"),
-        (
-            "kernel-6.1-faults",
-            Kernel::V6_1,
-            Part::Faults,
-            "Linux 6.1: reset, disconnect, killed target",
-        ),
-        ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
-        ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
-        ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
-        (
-            "kernel-6.12-faults",
-            Kernel::V6_12,
-            Part::Faults,
-            "Linux 6.12: reset, disconnect, killed target",
-        ),
-        (
-            "kernel-6.12-target",
-            Kernel::V6_12,
-            Part::Target,
-            "our host with Linux 6.12 as the target",
-        ),
-        (
-            "kernel-6.12-manage",
-            Kernel::V6_12,
-            Part::Manage,
-            "Linux 6.12 manages namespaces of a daemon, which is killed",
-        ),
-        (
-            "kernel-6.12-drives",
-            Kernel::V6_12,
-            Part::Drives,
-            "a daemon on a local NVMe drive of Linux 6.12, which is reset and pulled out",
-        ),
-        (
-            "kernel-6.12-auth",
-            Kernel::V6_12,
-            Part::Auth,
-            "Linux 6.12 and we prove ourselves to each other by DH-HMAC-CHAP",
-        ),
-        (
-            "kernel-6.12-tls",
-            Kernel::V6_12,
-            Part::Tls,
-            "Linux 6.12 as the host of our target over TLS, with tlshd",
-        ),
-        (
-            "kernel-6.12-paths",
-            Kernel::V6_12,
-            Part::Paths,
-            "multipath of Linux 6.12 over two listeners, whose states change and which are cut",
-        ),
-        ("kernel-6.12-cuts", Kernel::V6_12, Part::Cuts, "Linux 6.12 with two paths, which are cut"),
-        (
-            "kernel-6.12-adq",
-            Kernel::V6_12,
-            Part::Adq,
-            "raceline adq on devices of Linux 6.12: applied, killed, given back",
-        ),
-        (
-            "kernel-6.12-iscsi",
-            Kernel::V6_12,
-            Part::Iscsi,
-            "open-iscsi of Linux 6.12 on a daemon whose LUNs change, and which is killed",
-        ),
-        (
-            "kernel-6.12-disk",
-            Kernel::V6_12,
-            Part::Disk,
-            "the NBD client of Linux 6.12 on a disk that connect makes",
-        ),
-    ];
-    parts.into_iter().map(move |(name, kernel, part, about)| {
+    KERNEL_STEPS.iter().map(move |&(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
-        // the kernel's client does.
-        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || part == Part::Disk;
+        // the kernel's client does, and the tests of crates/vhost most of what a guest does.
+        let is_long = matches!(part, Part::Disk | Part::Vhost | Part::Ublk | Part::Rdma);
+        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_long;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

@@ -25,7 +25,7 @@ const PYTHON: &str = "/usr/bin/python3";
 /// The size of the disks.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// A running `raceline connect --as nbd`.
+/// A running `raceline connect`.
 pub(crate) struct Disk {
     running: Running,
     uri: String,
@@ -33,14 +33,24 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Starts it, and waits until the disk is there.
+    /// Starts `connect --as nbd`, and waits until the disk is there.
     pub(crate) fn start(tree: &Tree, arguments: &[&str]) -> Result<Self> {
-        let words = ["connect", "--as", "nbd"].into_iter().chain(arguments.iter().copied());
+        Self::start_as(tree, "nbd", arguments)
+    }
+
+    /// Starts a disk of this kind, and waits until it is there.
+    pub(crate) fn start_as(tree: &Tree, kind: &str, arguments: &[&str]) -> Result<Self> {
+        let words = ["connect", "--as", kind].into_iter().chain(arguments.iter().copied());
         let mut running = tree.raceline(words)?.limit(DISK_LIFE_S).start()?;
         let line = running.wait_for("\"ready\"", DISK_LIMIT_S)?;
         let ready: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
         let text = |name: &str| ready[name].as_str().map(str::to_owned).context(name.to_owned());
         Ok(Self { uri: text("uri")?, place: text("device")?, running })
+    }
+
+    /// Kills it without warning.
+    pub(crate) fn kill(&mut self) {
+        self.running.kill();
     }
 
     /// Its port, if it is at a TCP address.
@@ -70,6 +80,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.run("a target that dies and comes back is only late", || restart(tree, &dir));
     checks.run("a file is a disk with holes for nbdinfo and qemu-img", || file(tree, &dir));
     checks.run("libnbd sees what is refused", || refused(tree, &dir));
+    checks.run("a disk for a virtual machine has its socket", || machine(tree, &dir));
     checks.run("wrong command lines are refused with a reason", || command_lines(tree, &dir));
     checks.outcome()
 }
@@ -232,6 +243,17 @@ h.shutdown()
     disk.disconnect(tree)
 }
 
+fn machine(tree: &Tree, dir: &Path) -> Result<()> {
+    let path = dir.join("machine.sock");
+    let socket = path.display().to_string();
+    let disk = Disk::start_as(tree, "vhost-user", &["--bdev", "ram:64M", "--socket", &socket])?;
+    ensure!(disk.uri == format!("unix:{socket}"), "{}", disk.uri);
+    ensure!(path.exists(), "there is no socket");
+    disk.disconnect(tree)?;
+    ensure!(!path.exists(), "the socket is still there");
+    Ok(())
+}
+
 fn command_lines(tree: &Tree, dir: &Path) -> Result<()> {
     let file = dir.join("file");
     fs::write(&file, "mine")?;
@@ -244,6 +266,12 @@ fn command_lines(tree: &Tree, dir: &Path) -> Result<()> {
             "--insecure",
         ),
         (vec!["connect", "--as", "nbd", "--bdev", "ram:1M", "--socket", &file], 1, "no socket"),
+        (
+            vec!["connect", "--as", "vhost-user", "--bdev", "ram:1M", "--socket", &file],
+            1,
+            "no socket",
+        ),
+        (vec!["connect", "--as", "vhost-user", "--bdev", "ram:1M", "--listen", "0"], 2, "--socket"),
         (
             vec![
                 "connect",

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, QosLimits, Security, Target, Weight};
+use raceline_target::{ListenerAna, QosLimits, RdmaStreams, Security, Target, Weight};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -76,6 +76,8 @@ pub struct NvmfTarget {
     pub filter: Option<FilterOptions>,
     /// Its cores, once something can be reached by them.
     pub running: Option<Running>,
+    /// What carries the connections of its RDMA listeners, once that transport is there.
+    pub rdma: Option<Arc<RdmaStreams>>,
     /// The subsystems by name.
     pub subsystems: BTreeMap<Nqn, Subsystem>,
     /// The levels of the addresses that have another than plain, whatever they lead to.
@@ -258,6 +260,11 @@ impl super::Manager {
     pub(crate) fn transport_params(&self, target: &str) -> Option<serde_json::Value> {
         let key = super::catalogue::Key::new(&["nvmf", target, "transport"]);
         self.model().catalogue.get(&key).map(|entry| entry.params.clone())
+    }
+
+    /// Whether a target has the transport RDMA.
+    pub(crate) fn has_rdma(&self, target: &str) -> bool {
+        self.model().nvmf.target(target).is_ok_and(|target| target.rdma.is_some())
     }
 }
 

@@ -71,7 +71,9 @@ impl Model {
         let published =
             self.nvmf.targets.values().filter(|target| target.published != Published::No);
         let listeners = published.flat_map(|target| &target.discovery_listeners);
-        listeners.filter_map(|address: &ListenAddress| address.socket().ok()).collect()
+        // What is announced is for NVMe/TCP.
+        let listeners = listeners.filter(|address: &&ListenAddress| !address.is_rdma());
+        listeners.filter_map(|address| address.socket().ok()).collect()
     }
 }
 

@@ -98,4 +98,10 @@ impl AddressParams {
         let (adrfam, trsvcid) = (self.adrfam.as_deref(), self.trsvcid.as_deref());
         ListenAddress::parse(&self.trtype, adrfam, &self.traddr, trsvcid).map_err(invalid)
     }
+
+    /// The address of a listener.
+    fn parse_listener(&self) -> Result<ListenAddress, RpcError> {
+        let (adrfam, trsvcid) = (self.adrfam.as_deref(), self.trsvcid.as_deref());
+        ListenAddress::parse_listener(&self.trtype, adrfam, &self.traddr, trsvcid).map_err(invalid)
+    }
 }

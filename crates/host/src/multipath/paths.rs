@@ -103,7 +103,9 @@ impl Paths {
         }
         let same = |entry: &&Entry| {
             let other = entry.controller.config();
-            !entry.ending && (other.address, other.source) == (config.address, config.source)
+            !entry.ending
+                && (other.address, other.source, other.transport)
+                    == (config.address, config.source, config.transport)
         };
         if self.entries.iter().find(same).is_some() {
             return wrong(format!("there is a path to {} already", config.address));

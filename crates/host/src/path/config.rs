@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Topology;
+use crate::transport::Transport;
 
 /// What is assumed for controllers that do not report how long they need to quiesce (CQT).
 pub const DEFAULT_QUIESCE: Duration = Duration::from_secs(5);
@@ -17,6 +18,8 @@ pub struct PathAddress {
     pub address: SocketAddr,
     /// The address of this machine from which connections are made; `None`: the kernel chooses one.
     pub source: Option<IpAddr>,
+    /// What carries its queues.
+    pub transport: Transport,
 }
 
 /// Which of several usable paths a command takes. A path whose namespace is optimized (ANA) always comes before one

@@ -1,4 +1,4 @@
-//! How a connection of a queue begins: TCP, ICReq and ICResp, Connect.
+//! How a connection of a queue begins: TCP, ICReq and ICResp, Connect. Over RDMA, Connect is the first message.
 
 use std::sync::Arc;
 
@@ -38,6 +38,9 @@ impl QueuePair {
     /// Asks for a connection. A provider's own stack has one at once, and connects as a part of its
     /// handshake.
     fn dial(&mut self, cx: &mut Context<'_>) {
+        if let Some(devices) = self.config.rdma.clone() {
+            return self.dial_rdma(cx, &devices);
+        }
         let QueuePairConfig { address, source, .. } = &self.config;
         match self.streams().and_then(|streams| streams.connect(*address, *source)) {
             Some(socket) => {
@@ -216,13 +219,16 @@ impl QueuePair {
             return;
         }
         // A controller grants what was asked by FFFFh; else both counters start at what it says.
-        if let Some(link) = &mut self.link {
-            link.flow = if self.disable_sq_flow && cqe.sqhd == u16::MAX {
-                SqFlow::Off
-            } else {
-                let head = cqe.sqhd % self.config.entries;
-                SqFlow::On { tail: head, head }
-            };
+        let flow = if self.disable_sq_flow && cqe.sqhd == u16::MAX {
+            SqFlow::Off
+        } else {
+            let head = cqe.sqhd % self.config.entries;
+            SqFlow::On { tail: head, head }
+        };
+        match (&mut self.link, &mut self.rdma) {
+            (Some(link), _) => link.flow = flow,
+            (None, Some(rdma)) => rdma.flow = flow,
+            (None, None) => {}
         }
         // A controller that has to prove itself is asked, whatever it says. Over TLS with a key that an authentication has
         // made, it has proved itself.

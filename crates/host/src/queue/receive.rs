@@ -64,7 +64,7 @@ impl QueuePair {
         result: io::Result<usize>,
         buffers: RecvBuffers,
     ) {
-        let Some(link) = &mut self.link else { return };
+        let Some(link) = &mut self.link else { return self.handle_bell(cx, result, buffers) };
         link.receiving = false;
         let RecvBuffers { payload, staging, .. } = buffers;
         link.core_staging |= staging.len() > STAGING_BYTES;
@@ -175,7 +175,7 @@ impl QueuePair {
         }
     }
 
-    fn handle_response(&mut self, cx: &mut Context<'_>, cqe: &Cqe) {
+    pub(super) fn handle_response(&mut self, cx: &mut Context<'_>, cqe: &Cqe) {
         if let Some(link) = &mut self.link {
             link.flow.handle_head(cqe.sqhd, self.config.entries);
         }

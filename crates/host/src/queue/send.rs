@@ -57,7 +57,7 @@ impl QueuePair {
         if !matches!(self.state, State::Ready | State::Connect(_) | State::Proving) {
             return;
         }
-        let Some(link) = &mut self.link else { return };
+        let Some(link) = &mut self.link else { return self.flush_rdma(cx) };
         if link.sending || link.closed || self.waits_for_more(cx) {
             return;
         }
@@ -91,7 +91,7 @@ impl QueuePair {
 
     /// Whether the commands that are ready are kept back so that others go with them. Data that the
     /// controller has asked for are not kept back: the controller keeps a buffer for them.
-    fn waits_for_more(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(super) fn waits_for_more(&mut self, cx: &mut Context<'_>) -> bool {
         if !matches!(self.state, State::Ready) || !self.grants.is_empty() {
             return false;
         }
@@ -174,16 +174,22 @@ impl QueuePair {
         }
     }
 
-    /// Sends commands, as many as the submission queue takes.
-    fn put_commands(&mut self, accelerator: &mut Accelerator, filling: &mut Filling<'_>) {
-        let Some(link) = &mut self.link else { return };
-        let admin = self.config.qid.is_admin();
-        let room = link.queue.capsule_overhead() + DIGEST_LEN;
-        let only = match &self.state {
+    /// The one command that may be sent, while commands do not flow; `None`: they do.
+    #[inline(always)]
+    pub(super) fn only(&self) -> Option<Option<CommandId>> {
+        match &self.state {
             State::Connect(cid) => Some(Some(*cid)),
             State::Proving => Some(self.proving.as_ref().and_then(|proving| proving.command)),
             _ => None,
-        };
+        }
+    }
+
+    /// Sends commands, as many as the submission queue takes.
+    fn put_commands(&mut self, accelerator: &mut Accelerator, filling: &mut Filling<'_>) {
+        let only = self.only();
+        let Some(link) = &mut self.link else { return };
+        let admin = self.config.qid.is_admin();
+        let room = link.queue.capsule_overhead() + DIGEST_LEN;
         while filling.has_room(room)
             && filling.asked_left > 0
             && let Some(cid) = self.pending.pop_front()
@@ -293,7 +299,7 @@ pub(super) fn to_usize(len: u32) -> usize {
 impl SqFlow {
     /// Whether another entry fits; if so, takes it. With nothing outstanding there is always room: a
     /// controller that reports wrong heads must not stop us for ever.
-    fn take_entry(&mut self, entries: u16, outstanding: usize) -> bool {
+    pub(super) fn take_entry(&mut self, entries: u16, outstanding: usize) -> bool {
         let Self::On { tail, head } = self else { return true };
         if outstanding == 0 {
             *head = *tail;

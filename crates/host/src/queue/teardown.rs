@@ -59,6 +59,7 @@ impl QueuePair {
             cx.io.close(link.socket, reset);
             self.forget_plan(cx);
         }
+        self.close_rdma(cx);
     }
 
     pub(super) fn handle_sent(
@@ -92,11 +93,15 @@ impl QueuePair {
         if self.link.as_ref().is_some_and(|link| !link.closed || link.receiving || link.sending) {
             return;
         }
+        if self.rdma.as_ref().is_some_and(|rdma| !rdma.is_over()) {
+            return;
+        }
         // The data that engines have come back first.
         if self.with_engines > 0 {
             return;
         }
         self.link = None;
+        self.rdma = None;
         self.grants.clear();
         let State::Draining(ending) = std::mem::replace(&mut self.state, State::Lost) else {
             return;

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use super::management::MANAGEMENT_COMMANDS;
-use super::sgl::{direction_of, is_odd_and_empty, sgl_transfer};
+use super::sgl::{is_odd_and_empty, sgl_transfer};
 use super::{AdminOutcome, Controller, ErrorEntry, IoCounters, Tolerance};
 use crate::nvme::authentication;
 use crate::nvme::identify::cns;
 use crate::nvme::opcode::{admin, fabrics};
 use crate::nvme::property::PropertyAccess;
 use crate::nvme::registration::Registration;
-use crate::nvme::{CommandId, ControllerId, HostNqn, QueueId, Sqe, Status, Transfer};
+use crate::nvme::{CommandId, ControllerId, Direction, HostNqn, QueueId, Sqe, Status, Transfer};
 
 /// What the driver knows and a controller does not, for the command in progress.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct Facts {
 /// The status to complete it with: its words or its SGL are wrong.
 pub fn authentication_transfer(sqe: &Sqe) -> Result<Transfer, Status> {
     authentication::check_words(sqe)?;
-    let direction = direction_of(sqe.fctype()).ok_or(Status::INVALID_OPCODE.dnr())?;
+    let direction = Direction::of_code(sqe.fctype()).ok_or(Status::INVALID_OPCODE.dnr())?;
     sgl_transfer(sqe, direction, authentication::MAX_MESSAGE_BYTES)
 }
 
@@ -72,7 +72,7 @@ impl Controller {
             opcode @ admin::DISCOVERY_INFORMATION_MANAGEMENT if self.is_central() => opcode,
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
-        let direction = direction_of(code).ok_or(Status::INVALID_OPCODE.dnr())?;
+        let direction = Direction::of_code(code).ok_or(Status::INVALID_OPCODE.dnr())?;
         sgl_transfer(sqe, direction, self.kind.limits().max_io_bytes)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use zerocopy::IntoBytes;
 
-use super::snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot};
+use super::snapshot::{DiscoveryFilter, ListenerInfo, Referral, TargetSnapshot, Transport};
 use super::subsystem::Limits;
 use crate::nvme::discovery::{
     DiscoveryEntry, DiscoveryHeader, EFLAGS_DUPLICATE, EFLAGS_PERSISTENT, SECTYPE_TLS_1_3,
@@ -17,6 +17,7 @@ use crate::nvme::discovery::{
 };
 use crate::nvme::identify::ascii_field;
 use crate::nvme::{ControllerId, HostNqn, Nqn, Status};
+use crate::rdma::{PRTYPE_NONE, TRTYPE_RDMA, Tsas};
 
 /// The limits that discovery controllers grant by default.
 pub const DISCOVERY_LIMITS: Limits =
@@ -163,8 +164,8 @@ impl DiscoveryLog {
 
     fn place(&self, snapshot: &TargetSnapshot, listener: &ListenerInfo) -> Option<Place> {
         let address = self.address(snapshot, listener)?;
-        let ListenerInfo { port_id, security, concatenates, .. } = *listener;
-        Some(Place { address, port_id, secure: security.tls, concatenates })
+        let ListenerInfo { port_id, security, concatenates, transport, .. } = *listener;
+        Some(Place { address, port_id, secure: security.tls, concatenates, transport })
     }
 
     /// The listener's address as this host can use it. A listener on every address is given as the
@@ -191,6 +192,7 @@ struct Place {
     port_id: u16,
     secure: bool,
     concatenates: bool,
+    transport: Transport,
 }
 
 /// One entry of the page, before it is encoded.
@@ -246,7 +248,7 @@ impl Record<'_> {
     }
 
     /// What all entries for a listener of this target have in common.
-    fn here(Place { address, port_id, secure, concatenates }: Place) -> DiscoveryEntry {
+    fn here(Place { address, port_id, secure, concatenates, transport }: Place) -> DiscoveryEntry {
         let ip = address.ip();
         let (treq, sectype) = match (secure, concatenates) {
             (true, false) => (TREQ_SECURE_REQUIRED, SECTYPE_TLS_1_3),
@@ -254,12 +256,18 @@ impl Record<'_> {
             (true, true) => (TREQ_SECURE_NOT_REQUIRED, SECTYPE_TLS_1_3),
             (false, _) => (TREQ_SECURE_NOT_REQUIRED, 0),
         };
-        let mut tsas = [0; 256];
-        tsas[0] = sectype;
+        let (trtype, treq, tsas) = match transport {
+            Transport::Tcp => {
+                let mut tsas = [0; 256];
+                tsas[0] = sectype;
+                (TRTYPE_TCP, treq | TREQ_DISABLE_SQ_FLOW, tsas)
+            }
+            Transport::Rdma => (TRTYPE_RDMA, treq, Tsas::new(PRTYPE_NONE).to_bytes()),
+        };
         DiscoveryEntry {
-            trtype: TRTYPE_TCP,
+            trtype,
             adrfam: DiscoveryEntry::address_family(ip),
-            treq: treq | TREQ_DISABLE_SQ_FLOW,
+            treq,
             portid: port_id.into(),
             cntlid: ControllerId::DYNAMIC.0.into(),
             trsvcid: ascii_field(&address.port().to_string()),

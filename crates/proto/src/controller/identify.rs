@@ -4,8 +4,12 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::copy::copy_limits;
 use super::event::MAX_EVENT_REQUESTS;
+use super::snapshot::Transport;
 use super::subsystem::{Namespace, Pool, Subsystem};
-use super::{ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS, MAX_CROSS_RESETS};
+use super::{
+    ANA_TRANSITION_SECONDS, Controller, ERROR_LOG_ENTRIES, MAX_ABORTS, MAX_CROSS_RESETS,
+    rdma_in_capsule_bytes,
+};
 use crate::nvme::identify::{
     ANACAP, AOCS_ALLOCATED, CDFS_FORMAT_0, CDFS_FORMAT_2, CMIC_ANA, CMIC_MULTI_CONTROLLER,
     CMIC_MULTI_PORT, CNTRLTYPE_DISCOVERY, CNTRLTYPE_IO, CQES, CSI_NVM, CTRATT_HOST_ID_128,
@@ -16,11 +20,12 @@ use crate::nvme::identify::{
     NIDT_UUID, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, NSTAT_READY, NWPC,
     NamespaceDescriptorHeader, NamespaceList, OACS_FORMAT, OACS_LBA_STATUS,
     OACS_NAMESPACE_MANAGEMENT, ONCS_COMPARE, ONCS_COPY, ONCS_DATASET_MANAGEMENT, ONCS_RESERVATIONS,
-    ONCS_VERIFY, ONCS_WRITE_UNCORRECTABLE, ONCS_WRITE_ZEROES, SGLS_OFFSET, SGLS_SUPPORTED,
-    SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
+    ONCS_VERIFY, ONCS_WRITE_UNCORRECTABLE, ONCS_WRITE_ZEROES, SGLS_KEYED, SGLS_OFFSET,
+    SGLS_SUPPORTED, SGLS_TRANSPORT, SQES, VWC_NO_BROADCAST_FLUSH, VWC_PRESENT, ascii_field, cns,
 };
 use crate::nvme::property::VERSION_1_4;
 use crate::nvme::{ControllerId, HostNqn, NamespaceId, Nqn, Sqe, Status};
+use crate::rdma::MAX_DESCRIPTORS;
 
 /// IORCSZ: a response capsule is one completion, in 16 bytes.
 const IORCSZ: u32 = 1;
@@ -164,6 +169,15 @@ impl Controller {
             iorcsz: IORCSZ.into(),
             msdbd: MSDBD,
             ..IdentifyController::default()
+        };
+        let common = match self.transport {
+            Transport::Tcp => common,
+            Transport::Rdma => IdentifyController {
+                sgls: (SGLS_SUPPORTED | SGLS_KEYED | SGLS_OFFSET).into(),
+                ioccsz: ((rdma_in_capsule_bytes(limits.in_capsule_bytes) + 64) / 16).into(),
+                msdbd: MAX_DESCRIPTORS,
+                ..common
+            },
         };
         match self.subsystem() {
             Some(subsystem) => {

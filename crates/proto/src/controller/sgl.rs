@@ -40,20 +40,3 @@ pub(crate) fn is_odd_and_empty(sqe: &Sqe) -> bool {
     sgl.length.get() == 0
         && !matches!(sgl.kind, SglDescriptor::TRANSPORT | SglDescriptor::IN_CAPSULE)
 }
-
-/// Which way a command's data goes, by its opcode or FCTYPE; `None` for the reserved value
-/// (Base 2.0, figure 86).
-pub(crate) fn direction_of(code: u8) -> Option<Direction> {
-    match code & 0b11 {
-        0b00 => Some(Direction::None),
-        0b01 => Some(Direction::HostToController),
-        0b10 => Some(Direction::ControllerToHost),
-        _ => None,
-    }
-}
-
-/// Which way a command's data goes: Fabrics commands say it with their FCTYPE.
-pub(crate) fn direction_of_command(sqe: &Sqe) -> Option<Direction> {
-    let is_fabrics = sqe.opc == crate::nvme::opcode::fabrics::OPCODE;
-    direction_of(if is_fabrics { sqe.fctype() } else { sqe.opc })
-}

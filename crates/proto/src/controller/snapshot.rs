@@ -9,6 +9,16 @@ use super::subsystem::{HostAccess, Limits, Subsystem};
 use crate::nvme::discovery::DiscoveryEntry;
 use crate::nvme::{HostNqn, Nqn};
 
+/// What carries the connections of a listener, as hosts have to know it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// NVMe/TCP, with TLS or without.
+    #[default]
+    Tcp,
+    /// NVMe/RDMA.
+    Rdma,
+}
+
 /// An address where hosts can connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerInfo {
@@ -23,6 +33,8 @@ pub struct ListenerInfo {
     /// It takes connections without TLS as well, for an authentication that makes a key for TLS (secure channel
     /// concatenation) and for nothing else.
     pub concatenates: bool,
+    /// What carries its connections.
+    pub transport: Transport,
 }
 
 impl ListenerInfo {

@@ -6,6 +6,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::id::{CommandId, NamespaceId};
+use super::transfer::Direction;
 
 pub use encode::{
     BlockRange, DEALLOCATE_RANGE_LEN, MAX_DEALLOCATE_RANGES, async_event_request, compare,
@@ -111,6 +112,13 @@ impl Sqe {
     #[must_use]
     pub fn fctype(&self) -> u8 {
         self.nsid.get().to_le_bytes()[0]
+    }
+
+    /// Which way the command's data goes: Fabrics commands say it with their FCTYPE.
+    #[must_use]
+    pub fn direction(&self) -> Option<Direction> {
+        let is_fabrics = self.opc == super::opcode::fabrics::OPCODE;
+        Direction::of_code(if is_fabrics { self.fctype() } else { self.opc })
     }
 }
 

@@ -314,6 +314,8 @@ pub const VWC_NO_BROADCAST_FLUSH: u8 = 0b10 << 1;
 
 /// SGLS bits 1:0 = 01b: SGLs without alignment rules.
 pub const SGLS_SUPPORTED: u32 = 1 << 0;
+/// SGLS bit 2: Keyed SGL Data Block.
+pub const SGLS_KEYED: u32 = 1 << 2;
 /// SGLS bit 20: the address of a Data Block may be an offset.
 pub const SGLS_OFFSET: u32 = 1 << 20;
 /// SGLS bit 21: Transport SGL Data Block.

@@ -12,6 +12,19 @@ pub enum Direction {
     ControllerToHost,
 }
 
+impl Direction {
+    /// By an opcode or FCTYPE; `None` for the reserved value (Base 2.0, figure 86).
+    #[must_use]
+    pub fn of_code(code: u8) -> Option<Self> {
+        match code & 0b11 {
+            0b00 => Some(Self::None),
+            0b01 => Some(Self::HostToController),
+            0b10 => Some(Self::ControllerToHost),
+            _ => None,
+        }
+    }
+}
+
 /// A command's data transfer, checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {

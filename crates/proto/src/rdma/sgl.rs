@@ -205,7 +205,7 @@ fn in_capsule(sqe: &Sqe, received: usize, limits: &CapsuleLimits) -> Result<Host
         return Ok(HostData::None);
     }
     // The capsule of a response has no data.
-    if crate::controller::direction_of_command(sqe) != Some(Direction::HostToController) {
+    if sqe.direction() != Some(Direction::HostToController) {
         return Err(Status::INVALID_FIELD.dnr());
     }
     // What the receive buffer holds behind the message is of an earlier capsule.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::controller::{
     Action, AdminOutcome, Association, Channel, ConnectError, ConnectRequest, Controller, Facts,
     HostAccess, Limits, ListenerInfo, MAX_NSID, Namespace, Role, Security, Subsystem,
-    TargetSnapshot, Visibility, connect_transfer, find_subsystem, parse_connect,
+    TargetSnapshot, Transport, Visibility, connect_transfer, find_subsystem, parse_connect,
 };
 use raceline_proto::nvme::cross_reset::ControllerInstance;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
@@ -86,8 +86,14 @@ pub(crate) fn subsystem() -> Subsystem {
 }
 
 pub(crate) fn listener(address: &str, port_id: u16) -> ListenerInfo {
-    let (address, security) = (address.parse().unwrap(), Security::PLAIN);
-    ListenerInfo { address, port_id, open: true, security, concatenates: false }
+    ListenerInfo {
+        address: address.parse().unwrap(),
+        port_id,
+        open: true,
+        security: Security::PLAIN,
+        concatenates: false,
+        transport: Transport::Tcp,
+    }
 }
 
 /// What the target offers, with that subsystem.

@@ -19,6 +19,10 @@ const NO_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 pub(crate) enum DiskKind {
     /// A server for everything that speaks NBD: qemu, libnbd, nbd-client
     Nbd,
+    /// A disk for a virtual machine of QEMU or cloud-hypervisor, by vhost-user-blk
+    VhostUser,
+    /// A block device of the kernel, /dev/ublkbN; needs root and the kernel's module ublk_drv
+    Ublk,
 }
 
 /// Arguments of `connect`.
@@ -27,12 +31,17 @@ pub(crate) enum DiskKind {
 It runs in the foreground, and prints one line of JSON when the disk is there. SIGINT, SIGTERM or \
 `raceline disconnect` ends it after what is in flight.
 
-Without --socket and --listen, the disk is at a socket that only this user can use. Whoever can \
+With --as ublk the disk is a block device, which outlives a process that is killed: the same \
+command line goes on with it.
+
+With --as nbd and without --socket and --listen, the disk is at a socket that only this user can use. Whoever can \
 connect to a TCP address can read and write the disk: NBD has no passwords here.
 
 Examples:
   raceline connect --as nbd -a 192.0.2.1 -n NQN
   raceline connect --as nbd --bdev /srv/disk.img --listen 10809
+  raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline/vm1.sock
+  raceline connect --as ublk -a 192.0.2.1 -n NQN
   qemu-img info nbd+unix:///?socket=/run/raceline/disk-NQN-1.sock")]
 pub(crate) struct DiskArgs {
     /// What the disk becomes here
@@ -71,10 +80,34 @@ pub(crate) struct DiskArgs {
     #[arg(long, help_heading = "Disk")]
     pub(crate) read_only: bool,
 
+    /// Queues that a virtual machine may use, 1 to 64 (vhost-user)
+    #[arg(long, value_name = "N", default_value_t = raceline_vhost::DEFAULT_QUEUES)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=i64::from(raceline_vhost::MAX_QUEUES)))]
+    #[arg(help_heading = "Disk")]
+    pub(crate) queues: u16,
+
+    /// Serial number that a virtual machine sees, at most 20 letters (vhost-user)
+    #[arg(long, value_name = "TEXT", value_parser = serial, help_heading = "Disk")]
+    pub(crate) serial: Option<String>,
+
     /// Connections of clients at a time
     #[arg(long, value_name = "N", default_value_t = raceline_nbd::DEFAULT_MAX_CONNECTIONS)]
     #[arg(help_heading = "Disk")]
     pub(crate) max_connections: usize,
+
+    /// The number N of /dev/ublkbN [default: the kernel chooses]
+    #[arg(long, value_name = "N", help_heading = "Disk")]
+    pub(crate) ublk_id: Option<u32>,
+
+    /// Requests of a ublk disk at a time, for each core
+    #[arg(long, value_name = "N", default_value_t = raceline_ublk::DEFAULT_DEPTH)]
+    #[arg(help_heading = "Disk")]
+    pub(crate) queue_depth: u16,
+
+    /// Most KiB of data of a request of a ublk disk
+    #[arg(long, value_name = "KIB", default_value_t = raceline_ublk::DEFAULT_MAX_IO_BYTES >> 10)]
+    #[arg(help_heading = "Disk")]
+    pub(crate) max_io_kib: u32,
 
     /// Cores to run on, e.g. 0,2-3 [default: one thread that floats]
     #[arg(long, value_name = "LIST", value_parser = values::core_list, help_heading = "Disk")]
@@ -129,13 +162,27 @@ pub(crate) struct DisconnectArgs {
     #[arg(short = 'n', long, value_name = "NQN", group = "which")]
     pub(crate) nqn: Option<String>,
 
-    /// The disk at this socket or address
+    /// The disk at this socket, address or path
     #[arg(short = 'd', long, value_name = "PLACE", group = "which")]
     pub(crate) device: Option<String>,
 
     /// All disks of this user
     #[arg(long, group = "which")]
     pub(crate) all: bool,
+
+    /// Also a block device that is in use: what was not written is lost
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// A serial number that virtio can carry.
+fn serial(text: &str) -> Result<String, String> {
+    const MOST: usize = 20;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if text.is_empty() || text.len() > MOST || !is_plain {
+        return Err(format!("a serial number has 1 to {MOST} letters of ASCII"));
+    }
+    Ok(text.to_owned())
 }
 
 /// `[ADDR:]PORT`.
@@ -169,11 +216,20 @@ mod tests {
         let args = parse("--as nbd --bdev ram:64M --listen 0").unwrap();
         assert_eq!(args.listen.unwrap().to_string(), "127.0.0.1:0");
         assert!(args.bdev.is_some());
+        let args = parse("--as ublk --bdev ram:64M --ublk-id 3 --max-io-kib 64").unwrap();
+        assert_eq!((args.kind, args.ublk_id, args.queue_depth), (DiskKind::Ublk, Some(3), 128));
+        parse("--as ublk --bdev ram:1M --queue-depth 65536").unwrap_err();
         for line in ["--as nbd", "--as nbd -a h", "--as nbd --bdev ram:1M -a h", "--bdev ram:1M"] {
             parse(line).unwrap_err();
         }
         for text in ["", "host:1", "1.2.3.4", "99999"] {
             assert!(listen(text).is_err(), "{text}");
+        }
+        let args = parse("--as vhost-user --bdev ram:1M --queues 2 --serial vm1").unwrap();
+        assert_eq!((args.kind, args.queues), (DiskKind::VhostUser, 2));
+        let long = format!("--as vhost-user --bdev ram:1M --serial {}", "x".repeat(21));
+        for line in ["--as vhost-user --bdev ram:1M --queues 0", long.as_str()] {
+            parse(line).unwrap_err();
         }
         assert_eq!(listen("[::1]:7").unwrap().to_string(), "[::1]:7");
     }

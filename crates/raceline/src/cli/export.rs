@@ -11,7 +11,7 @@ use super::authentication::AlgorithmArgs;
 use super::connections::ConnectionArgs;
 use super::device::Device;
 use super::sandbox::SandboxArgs;
-use super::values::{self, ACCEL_HELP, CoreList, IoChoice, ModeChoice};
+use super::values::{self, ACCEL_HELP, CoreList, IoChoice, Listen, ModeChoice};
 use crate::accel::{AccelChoice, accel_choice};
 
 const DEVICE_HELP: &str = "\
@@ -49,10 +49,10 @@ pub(crate) struct ExportArgs {
     #[arg(short = 'n', long, value_parser = values::nqn)]
     pub(crate) nqn: Option<Nqn>,
 
-    /// Where to listen, repeatable [default: 127.0.0.1:4420]; port 0 takes any free port
+    /// Where to listen, repeatable [default: 127.0.0.1:4420]; port 0 takes any free port. rdma://ADDR:PORT is for NVMe/RDMA
     #[arg(short = 'l', long = "listen", value_name = "ADDR:PORT")]
-    #[arg(value_parser = values::listen_address)]
-    pub(crate) listen: Vec<SocketAddr>,
+    #[arg(value_parser = values::listen)]
+    pub(crate) listen: Vec<Listen>,
 
     /// Admit this host, repeatable
     #[arg(long = "host", value_name = "NQN", value_parser = values::nqn)]

@@ -4,21 +4,22 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
 use super::initiator::IscsiArgs;
 use super::paths::PathArgs;
-use super::values::{self, OutputFormat, Tcp};
+use super::values::{self, OutputFormat};
 
 /// The address of the target, and the identity of this host.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AddressArgs {
-    /// Transport, as nvme-cli wants it: tcp is the only one
+    /// Transport: tcp or rdma, which has neither digests nor TLS [default: tcp]
     #[arg(short = 't', long = "transport", value_name = "TRTYPE", help_heading = "Target")]
     #[arg(value_parser = values::transport)]
-    pub(crate) transport: Option<Tcp>,
+    pub(crate) transport: Option<Transport>,
 
     /// Address or name of the target
     #[arg(short = 'a', long = "traddr", value_name = "ADDR", help_heading = "Target")]

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use raceline_host::Policy;
+use raceline_host::{Policy, Transport};
 
 use super::perf::split_port;
 use super::values;
@@ -12,7 +12,7 @@ use super::values;
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PathArgs {
     /// Another path to the same subsystem, ADDR[:PORT][,SOURCE] with an address of this machine to connect from;
-    /// may be repeated
+    /// tcp:// or rdma:// before it if it is not of the type of -t; may be repeated
     #[arg(long, value_name = "PATH", value_parser = path, help_heading = "Paths")]
     pub(crate) path: Vec<PathSpec>,
 
@@ -65,17 +65,23 @@ pub(crate) struct PathSpec {
     pub(crate) port: u16,
     /// The address of this machine.
     pub(crate) source: Option<IpAddr>,
+    /// Its own transport.
+    pub(crate) transport: Option<Transport>,
 }
 
-/// `ADDR[:PORT][,SOURCE]`.
+/// `[tcp://|rdma://]ADDR[:PORT][,SOURCE]`.
 fn path(text: &str) -> Result<PathSpec, String> {
     let wrong = || "a path is written ADDR[:PORT][,SOURCE]".to_owned();
+    let (transport, text) = match text.split_once("://") {
+        Some((name, rest)) => (Some(values::transport(name)?), rest),
+        None => (None, text),
+    };
     let (place, source) = match text.split_once(',') {
         Some((place, source)) => (place, Some(source.parse().map_err(|_| wrong())?)),
         None => (text, None),
     };
     let (address, port) = split_port(place).ok_or_else(wrong)?;
-    Ok(PathSpec { address: address.to_owned(), port, source })
+    Ok(PathSpec { address: address.to_owned(), port, source, transport })
 }
 
 #[cfg(test)]
@@ -88,10 +94,14 @@ mod tests {
             address: address.to_owned(),
             port,
             source: source.map(|source| source.parse().unwrap()),
+            transport: None,
         };
         assert_eq!(path("192.0.2.1"), Ok(spec("192.0.2.1", 4420, None)));
         let full = spec("::1", 77, Some("192.0.2.9"));
         assert_eq!(path("[::1]:77,192.0.2.9"), Ok(full));
+        let rdma = PathSpec { transport: Some(Transport::Rdma), ..spec("192.0.2.1", 77, None) };
+        assert_eq!(path("rdma://192.0.2.1:77"), Ok(rdma));
+        assert!(path("fc://192.0.2.1").unwrap_err().contains("-t rdma"));
         for text in ["", ":4420", "a:0", "192.0.2.1,", "192.0.2.1,name"] {
             assert_eq!(path(text), Err("a path is written ADDR[:PORT][,SOURCE]".to_owned()));
         }

@@ -378,9 +378,8 @@ fn host_verbs_take_nvme_clis_spelling() {
     let Verb::Discover(args) = parse(long).unwrap() else { unreachable!() };
     assert_eq!((args.target.0.ctrl_loss_tmo, args.target.0.port), (-1, 8009));
     for (other, why) in [
-        ("rdma", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
-        ("fc", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
-        ("loop", "nvme-cli knows it, and Raceline has NVMe/TCP only: write -t tcp"),
+        ("fc", "nvme-cli knows it, and Raceline does not: write -t tcp"),
+        ("loop", "nvme-cli knows it, and Raceline does not: write -t tcp"),
         ("udp", "it is no transport of nvme-cli: write -t tcp"),
     ] {
         let error = parse(&format!("discover -t {other} -a 192.0.2.1")).unwrap_err();

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use raceline_bdev::ByteSize;
+use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::{Backend, Mode};
 use raceline_target::{
@@ -153,10 +154,6 @@ pub(crate) enum OutputFormat {
     Json,
 }
 
-/// The only transport.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tcp;
-
 /// Longest busy poll: while one connection polls, the others of its core wait.
 const BUSY_POLL_MAX_US: u64 = 10_000;
 
@@ -169,16 +166,15 @@ pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
 }
 
-/// `-t`, as in nvme-cli: hosts reach targets only over TCP.
-pub(crate) fn transport(text: &str) -> Result<Tcp, String> {
-    if text.eq_ignore_ascii_case("tcp") {
-        return Ok(Tcp);
-    }
+/// `-t`, as in nvme-cli.
+pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     let other = match text.to_ascii_lowercase().as_str() {
-        "rdma" | "fc" | "loop" | "pcie" => "nvme-cli knows it, and Raceline has NVMe/TCP only",
+        "tcp" => return Ok(Transport::Tcp),
+        "rdma" => return Ok(Transport::Rdma),
+        "fc" | "loop" | "pcie" => "nvme-cli knows it, and Raceline does not",
         _ => "it is no transport of nvme-cli",
     };
-    Err(format!("{other}: write -t tcp, or leave -t out"))
+    Err(format!("{other}: write -t tcp or -t rdma; without -t it is tcp"))
 }
 
 /// A host identifier: a UUID that is not all zeroes.
@@ -225,6 +221,22 @@ impl fmt::Display for CoreList {
 /// `192.0.2.1:4420`, `[2001:db8::1]:4420`, or without a port.
 pub(crate) fn listen_address(text: &str) -> Result<SocketAddr, String> {
     address_or(text, DEFAULT_PORT)
+}
+
+/// Where an export listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listen {
+    pub(crate) address: SocketAddr,
+    /// For NVMe/RDMA, not for NVMe/TCP.
+    pub(crate) is_rdma: bool,
+}
+
+/// An address for TCP, or one for RDMA with `rdma://` before it.
+pub(crate) fn listen(text: &str) -> Result<Listen, String> {
+    match text.strip_prefix("rdma://") {
+        Some(address) => Ok(Listen { address: listen_address(address)?, is_rdma: true }),
+        None => Ok(Listen { address: listen_address(text)?, is_rdma: false }),
+    }
 }
 
 /// The address of an iSCSI portal: `192.0.2.1:3260`, `[2001:db8::1]:3260`, or either without the port.
@@ -396,6 +408,17 @@ mod tests {
             ("0-99999999999", "there is no core 99999999999"),
         ] {
             assert_eq!(core_list(text).unwrap_err(), message, "{text}");
+        }
+    }
+
+    #[test]
+    fn listeners_for_rdma_have_a_scheme() {
+        let rdma = listen("rdma://192.0.2.1").unwrap();
+        assert_eq!((rdma.address.to_string(), rdma.is_rdma), ("192.0.2.1:4420".to_owned(), true));
+        assert!(listen("rdma://[2001:db8::1]:1").unwrap().is_rdma);
+        assert!(!listen("192.0.2.1:1").unwrap().is_rdma);
+        for text in ["rdma:192.0.2.1", "rdma://", "rdma://host:1", "tcp://192.0.2.1"] {
+            assert!(listen(text).is_err(), "{text}");
         }
     }
 

@@ -230,6 +230,7 @@ fn of_daemon(args: &DeviceArgs, device: &str) -> Result<Way, Failure> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let target = &mut connection.connect.address;
     target.address = text(&path["trid"]["traddr"]);
+    target.transport = transport_of(path);
     target.port =
         text(&path["trid"]["trsvcid"]).parse().unwrap_or(crate::cli::values::DEFAULT_PORT);
     if target.source.is_none() {
@@ -243,15 +244,18 @@ fn of_daemon(args: &DeviceArgs, device: &str) -> Result<Way, Failure> {
     Ok(Way { connection, name: device.to_owned(), nsid })
 }
 
+/// The transport of a path; `None`: it is a local drive's.
+fn transport_of(path: &Value) -> Option<raceline_host::Transport> {
+    path["trid"]["trtype"].as_str().and_then(|kind| crate::cli::values::transport(kind).ok())
+}
+
 /// The path of a controller of the daemon that is up, or the first one.
 fn first_path(controller: &Value) -> Result<&Value, Failure> {
     let name = controller["name"].as_str().unwrap_or_default();
     let paths = controller["ctrlrs"].as_array().map_or(&[][..], Vec::as_slice);
-    let tcp = |path: &&Value| {
-        path["trid"]["trtype"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("tcp"))
-    };
-    let up = paths.iter().filter(tcp).find(|path| path["state"] == "enabled");
-    up.or_else(|| paths.iter().find(tcp)).ok_or_else(|| {
+    let remote = |path: &&Value| transport_of(path).is_some();
+    let up = paths.iter().filter(remote).find(|path| path["state"] == "enabled");
+    up.or_else(|| paths.iter().find(remote)).ok_or_else(|| {
         let name = printable(name);
         Failure::usage(format!(
             "{name} is a drive of the daemon's machine: nvme-cli manages it there"

@@ -334,9 +334,9 @@ impl ConfigReader<'_> {
         };
         let transport =
             self.text(&port["transport"], &format!("{place}.transport"))?.unwrap_or("tcp");
-        if transport != "tcp" {
+        if !matches!(transport, "tcp" | "rdma") {
             let text = format!(
-                "{}: {place} is passed over: its transport is {transport}, and not tcp",
+                "{}: {place} is passed over: its transport is {transport}, and not tcp or rdma",
                 self.path.display()
             );
             shell::note(&text);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use raceline_host::blocking::Host;
-use raceline_host::{HostConfig, NamespaceInfo};
+use raceline_host::{HostConfig, NamespaceInfo, Transport};
 use raceline_proto::nvme::Nqn;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -16,6 +16,7 @@ use super::device::plain;
 use super::files::{self, Connection};
 use super::refuse_binary;
 use crate::cli::nvme::{ControllerArgs, DeviceArgs, NvmeFormat};
+use crate::cli::values;
 use crate::failure::Failure;
 use crate::remote::failure;
 use crate::table::printable;
@@ -30,6 +31,8 @@ const NVME_SUBSYSTEM: u8 = 2;
 /// A controller, or a path of a host with several.
 struct Controller {
     name: String,
+    /// As nvme-cli writes it.
+    transport: String,
     /// As the kernel shows it.
     address: String,
     state: String,
@@ -179,6 +182,10 @@ fn inquire(connection: &Connection) -> Result<Subsystem, Failure> {
     let (hostnqn, hostid) =
         (config.hostnqn.to_string(), Uuid::from_bytes(config.hostid.0).to_string());
     let target = config.address;
+    let transport = match config.transport {
+        Transport::Tcp => "tcp",
+        Transport::Rdma => "rdma",
+    };
     let source = config.source.map(|source| format!(",src_addr={source}")).unwrap_or_default();
     let host = Host::connect(config).map_err(|error| failure(&error))?;
     let info = host.controller();
@@ -187,6 +194,7 @@ fn inquire(connection: &Connection) -> Result<Subsystem, Failure> {
     let controller = Controller {
         address: format!("traddr={},trsvcid={}{source}", target.ip(), target.port()),
         name,
+        transport: transport.to_owned(),
         state: "live".to_owned(),
         cntlid: info.cntlid.to_string(),
     };
@@ -251,13 +259,14 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
     let name = word(&controller["name"]);
     let paths = controller["ctrlrs"].as_array()?;
     let first =
-        paths.first().filter(|path| word(&path["trid"]["trtype"]).eq_ignore_ascii_case("tcp"))?;
+        paths.first().filter(|path| values::transport(&word(&path["trid"]["trtype"])).is_ok())?;
     let controllers = paths.iter().map(|path| {
         let trid = &path["trid"];
         let source = word(&path["host"]["addr"]);
         let source = if source.is_empty() { source } else { format!(",src_addr={source}") };
         Controller {
             name: name.clone(),
+            transport: word(&trid["trtype"]).to_ascii_lowercase(),
             address: format!(
                 "traddr={},trsvcid={}{source}",
                 word(&trid["traddr"]),
@@ -377,9 +386,9 @@ fn subsystems_normal(subsystems: &[Subsystem]) -> String {
         let indent = name.len();
         let (nqn, host) = (printable(&subsystem.nqn), printable(&subsystem.hostnqn));
         let _ = writeln!(text, "{name} - NQN={nqn}\n{:indent$}   hostnqn={host}\n\\", "");
-        for Controller { name, address, state, .. } in &subsystem.controllers {
+        for Controller { name, transport, address, state, .. } in &subsystem.controllers {
             let (name, address, state) = (printable(name), printable(address), printable(state));
-            let _ = writeln!(text, " +- {name} tcp {address} {state}");
+            let _ = writeln!(text, " +- {name} {transport} {address} {state}");
         }
     }
     text
@@ -418,7 +427,7 @@ fn namespaces_document(subsystems: &[Subsystem]) -> Value {
                 "SerialNumber": subsystem.serial.trim_end(),
                 "ModelNumber": subsystem.model.trim_end(),
                 "Firmware": subsystem.firmware.trim_end(),
-                "Transport": "tcp",
+                "Transport": controller.transport,
                 "Address": controller.address,
                 "Slot": "",
                 "Namespaces": [],
@@ -451,7 +460,7 @@ fn subsystems_document(subsystems: &[Subsystem]) -> Value {
         let paths = subsystem.controllers.iter().map(|controller| {
             json!({
                 "Name": controller.name,
-                "Transport": "tcp",
+                "Transport": controller.transport,
                 "Address": controller.address,
                 "State": controller.state,
             })
@@ -479,6 +488,7 @@ mod tests {
             firmware: "0.1".to_owned(),
             controllers: vec![Controller {
                 name: "127.0.0.1:4420".to_owned(),
+                transport: "tcp".to_owned(),
                 address: "traddr=127.0.0.1,trsvcid=4420".to_owned(),
                 state: "live".to_owned(),
                 cntlid: "1".to_owned(),

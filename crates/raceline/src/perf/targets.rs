@@ -2,7 +2,7 @@
 
 use raceline_bench::fio::RemoteKeys;
 use raceline_bench::runner::stage::FileSpec;
-use raceline_host::HostConfig;
+use raceline_host::{HostConfig, Transport};
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::cli::host::{ConnectArgs, namespace};
@@ -28,7 +28,7 @@ pub(super) struct Targets {
 struct Named {
     name: String,
     /// The parameters from which it was resolved.
-    key: (String, u16, Nqn, Option<Nqn>, bool, bool),
+    key: (String, u16, Transport, Nqn, Option<Nqn>, (bool, bool)),
     host: HostConfig,
 }
 
@@ -100,15 +100,16 @@ impl Targets {
     /// `traddr=... trsvcid=... subnqn=... ns=...`, as for SPDK's NVMe engine.
     fn spelled(&mut self, name: &str) -> Result<FileSpec, String> {
         let mut keys = RemoteKeys::default();
+        let mut transport = None;
         for word in name.split_ascii_whitespace() {
             let wrong = || {
                 format!(
-                    "filename `{name}`: `{word}` is not understood: trtype=tcp adrfam traddr trsvcid subnqn ns are"
+                    "filename `{name}`: `{word}` is not understood: trtype=tcp or rdma, adrfam traddr trsvcid subnqn ns are"
                 )
             };
             let (key, value) = word.split_once('=').ok_or_else(wrong)?;
             match key.to_ascii_lowercase().as_str() {
-                "trtype" if value.eq_ignore_ascii_case("tcp") => {}
+                "trtype" => transport = Some(values::transport(value).map_err(|_| wrong())?),
                 "adrfam" => {}
                 "traddr" => keys.address = Some(value.to_owned()),
                 "trsvcid" => keys.port = Some(value.parse().map_err(|_| wrong())?),
@@ -117,12 +118,22 @@ impl Targets {
                 _ => return Err(wrong()),
             }
         }
-        self.remote(&keys).map_err(|(_, error)| format!("filename `{name}`: {error}"))
+        self.remote_over(transport, &keys)
+            .map_err(|(_, error)| format!("filename `{name}`: {error}"))
     }
 
     /// The namespace that the keys of a job name; the command line supplies omitted parts. An error names
     /// the wrong key.
     pub(super) fn remote(&mut self, keys: &RemoteKeys) -> Result<FileSpec, (&'static str, String)> {
+        self.remote_over(None, keys)
+    }
+
+    /// The same over a transport; `None`: that of the command line.
+    fn remote_over(
+        &mut self,
+        transport: Option<Transport>,
+        keys: &RemoteKeys,
+    ) -> Result<FileSpec, (&'static str, String)> {
         let named = |key: &'static str, text: &str| {
             values::nqn(text).map_err(|error| (key, format!("{key} `{text}`: {error}")))
         };
@@ -132,6 +143,7 @@ impl Targets {
             connect.address.port = values::DEFAULT_PORT;
             connect.paths.path.clear();
         }
+        connect.address.transport = transport.or(connect.address.transport);
         if let Some(port) = keys.port {
             connect.address.port = port;
         }
@@ -153,7 +165,9 @@ impl Targets {
     fn add(&mut self, name: String, connect: ConnectArgs) -> Result<usize, Failure> {
         let ConnectArgs { address, nqn, header_digest, data_digest, .. } = &connect;
         let (host, port) = (address.address.clone(), address.port);
-        let key = (host, port, nqn.clone(), address.hostnqn.clone(), *header_digest, *data_digest);
+        let transport = address.transport.unwrap_or_default();
+        let digests = (*header_digest, *data_digest);
+        let key = (host, port, transport, nqn.clone(), address.hostnqn.clone(), digests);
         let found = self.targets.iter().position(|known| known.key == key);
         if let Some(index) = found.filter(|_| name.is_empty()) {
             return Ok(index);

@@ -251,7 +251,7 @@ fn a_file_that_fails_in_the_middle_leaves_nothing_in_the_state_directory() {
     for _ in 0..2 {
         let output = Served::fail(&place.socket, &arguments);
         assert_eq!(output.code, Some(1), "{}", output.stderr);
-        let expected = "nvmf config[1] nvmf_create_transport: Invalid transport type 'RDMA'";
+        let expected = "nvmf config[1] nvmf_create_transport: Invalid transport type 'VFIOUSER'";
         assert!(output.stderr.contains(expected), "{}", output.stderr);
     }
     let served = place.serve(&["--state-dir", &state]);

@@ -320,6 +320,28 @@ impl RdmaDevice {
         }
     }
 
+    /// The address of a connection's peer.
+    pub(super) fn peer_of(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        let id = self.connections.id(connection)?;
+        // SAFETY: the identifier is alive: it is in the table. Its addresses are filled in, or zeroes.
+        let storage = unsafe { (*id).destination };
+        match c_int::from(storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: an IPv4 address is as the family says, and the storage has room and alignment for it.
+                let inet = unsafe { *(&raw const storage).cast::<libc::sockaddr_in>() };
+                let ip = std::net::Ipv4Addr::from_bits(u32::from_be(inet.sin_addr.s_addr));
+                Some(SocketAddr::from((ip, u16::from_be(inet.sin_port))))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above, of an IPv6 address.
+                let inet = unsafe { *(&raw const storage).cast::<libc::sockaddr_in6>() };
+                let ip = std::net::Ipv6Addr::from(inet.sin6_addr.s6_addr);
+                Some(SocketAddr::from((ip, u16::from_be(inet.sin6_port))))
+            }
+            _ => None,
+        }
+    }
+
     fn take_request(&mut self, copied: Copied) -> Option<Event> {
         let listener = self
             .connections

@@ -8,14 +8,15 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// A table of functions of a device's library, of which three are called. The others keep their places.
+/// A table of functions of a device's library, of which four are called. The others keep their places.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct ContextOps {
     _before_poll_cq: [*mut c_void; 11],
     pub(super) poll_cq:
         Option<unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut WorkCompletion) -> c_int>,
-    _before_post_send: [*mut c_void; 13],
+    pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut CompletionQueue, c_int) -> c_int>,
+    _before_post_send: [*mut c_void; 12],
     pub(super) post_send: Option<
         unsafe extern "C" fn(*mut QueuePair, *mut SendRequest, *mut *mut SendRequest) -> c_int,
     >,
@@ -77,6 +78,14 @@ pub(super) struct MemoryRegion {
     _handle: u32,
     pub(super) lkey: u32,
     pub(super) rkey: u32,
+}
+
+/// `struct ibv_comp_channel`: its beginning.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct CompletionChannel {
+    _context: *mut VerbsContext,
+    pub(super) fd: c_int,
 }
 
 /// `struct ibv_cq`: its beginning.
@@ -233,6 +242,9 @@ pub(super) struct CmId {
     _channel: *mut EventChannel,
     _context: *mut c_void,
     pub(super) qp: *mut QueuePair,
+    _source: libc::sockaddr_storage,
+    /// The peer's address.
+    pub(super) destination: libc::sockaddr_storage,
 }
 
 /// `struct rdma_conn_param`.
@@ -276,6 +288,11 @@ mod tests {
         vec![
             ("offsetof(struct ibv_context, device)", offset_of!(VerbsContext, device)),
             ("offsetof(struct ibv_context, ops.poll_cq)", offset_of!(VerbsContext, ops.poll_cq)),
+            (
+                "offsetof(struct ibv_context, ops.req_notify_cq)",
+                offset_of!(VerbsContext, ops.req_notify_cq),
+            ),
+            ("offsetof(struct ibv_comp_channel, fd)", offset_of!(CompletionChannel, fd)),
             (
                 "offsetof(struct ibv_context, ops.post_send)",
                 offset_of!(VerbsContext, ops.post_send),
@@ -347,6 +364,7 @@ mod tests {
         vec![
             ("offsetof(struct rdma_cm_id, verbs)", offset_of!(CmId, verbs)),
             ("offsetof(struct rdma_cm_id, qp)", offset_of!(CmId, qp)),
+            ("offsetof(struct rdma_cm_id, route.addr.dst_addr)", offset_of!(CmId, destination)),
             ("sizeof(struct rdma_conn_param)", size_of::<ConnectionParameters>()),
             (
                 "offsetof(struct rdma_conn_param, rnr_retry_count)",
@@ -375,9 +393,12 @@ mod tests {
     #[test]
     fn offsets_are_those_of_the_stable_interface() {
         assert_eq!(offset_of!(VerbsContext, ops.poll_cq), 8 + 11 * 8);
+        assert_eq!(offset_of!(VerbsContext, ops.req_notify_cq), 8 + 12 * 8);
         assert_eq!(offset_of!(VerbsContext, ops.post_send), 8 + 25 * 8);
+        assert_eq!(offset_of!(CompletionChannel, fd), 8);
         assert_eq!(offset_of!(VerbsContext, cmd_fd), 8 + 32 * 8);
         assert_eq!(size_of::<DeviceAttributes>(), 232);
+        assert_eq!(offset_of!(CmId, destination), 4 * 8 + 128);
         assert_eq!(size_of::<WorkCompletion>(), 48);
         assert_eq!(size_of::<SendRequest>(), 128);
         assert_eq!(size_of::<PairAttributes>(), 64);

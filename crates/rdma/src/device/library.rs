@@ -1,15 +1,15 @@
 //! libibverbs and librdmacm, loaded when RDMA is first used: a program runs without them until then.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libloading::{Library as Loaded, Symbol};
 
 use super::layout::{
-    CmEvent, CmId, CompletionQueue, ConnectionParameters, DeviceAttributes, EventChannel,
-    MemoryRegion, PairAttributes, VerbsContext,
+    CmEvent, CmId, CompletionChannel, CompletionQueue, ConnectionParameters, DeviceAttributes,
+    EventChannel, MemoryRegion, PairAttributes, VerbsContext,
 };
 use crate::verbs::ProviderError;
 
@@ -59,8 +59,12 @@ functions! {
     verbs ibv_dealloc_pd(*mut c_void) -> c_int;
     verbs ibv_reg_mr(*mut c_void, *mut c_void, usize, c_int) -> *mut MemoryRegion;
     verbs ibv_dereg_mr(*mut MemoryRegion) -> c_int;
-    verbs ibv_create_cq(*mut VerbsContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut CompletionQueue;
+    verbs ibv_create_cq(*mut VerbsContext, c_int, *mut c_void, *mut CompletionChannel, c_int) -> *mut CompletionQueue;
     verbs ibv_destroy_cq(*mut CompletionQueue) -> c_int;
+    verbs ibv_create_comp_channel(*mut VerbsContext) -> *mut CompletionChannel;
+    verbs ibv_destroy_comp_channel(*mut CompletionChannel) -> c_int;
+    verbs ibv_get_cq_event(*mut CompletionChannel, *mut *mut CompletionQueue, *mut *mut c_void) -> c_int;
+    verbs ibv_ack_cq_events(*mut CompletionQueue, c_uint);
     verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
     manager rdma_create_event_channel() -> *mut EventChannel;
     manager rdma_destroy_event_channel(*mut EventChannel);
@@ -83,6 +87,14 @@ functions! {
 /// The functions, once they are loaded.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
+/// Loads the RDMA libraries, unless they are loaded: whoever is asked for RDMA finds out at once whether there is any.
+///
+/// # Errors
+/// When they are not installed, or the process may not load them any longer.
+pub fn load_libraries() -> Result<(), ProviderError> {
+    functions().map(|_| ())
+}
+
 /// Loads the libraries, unless they are.
 ///
 /// # Errors
@@ -99,8 +111,8 @@ pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
 }
 
 fn sealed_text() -> String {
-    "this process was started without RDMA and has given up the right to load libraries; restart it with an RDMA \
-     listener or path in its configuration, or without its sandbox"
+    "this process was started without RDMA and has given up the right to load libraries; restart it without its sandbox \
+     (--sandbox off)"
         .to_owned()
 }
 

@@ -164,6 +164,7 @@ impl State {
         self.pairs[at].state = PairState::Ready;
         let node = self.pairs[at].node;
         self.nodes[node].events.push_back(Event::Established { connection: id(at), private });
+        self.nodes[node].ring();
         if let Some(peer) = self.pairs[at].peer {
             let event = Event::Established { connection: id(peer), private: Vec::new() };
             self.soon(Step::Tell(peer, event));
@@ -198,6 +199,7 @@ impl State {
         }
         let node = pair.node;
         self.nodes[node].events.push_back(event);
+        self.nodes[node].ring();
     }
 
     /// Both ends are told, in any order and at any time; their queue pairs fail when they say so themselves.

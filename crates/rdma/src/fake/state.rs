@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::io::{PipeWriter, Write};
 use std::net::SocketAddr;
 
 use raceline_proto::rdma::WorkStatus;
@@ -55,7 +56,7 @@ impl Ord for Timed {
 }
 
 /// One device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Node {
     pub(super) memory: Memory,
     /// Completions, with how many requests of the send queue each ends.
@@ -63,6 +64,19 @@ pub(super) struct Node {
     pub(super) events: VecDeque<Event>,
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) is_removed: bool,
+    /// Takes a byte when there are news, and no second one before they were looked at.
+    ringer: PipeWriter,
+    pub(super) has_rung: bool,
+}
+
+impl Node {
+    /// Tells whoever waits for the device that it has something.
+    pub(super) fn ring(&mut self) {
+        if !self.has_rung {
+            // Without a reader, nobody waits.
+            self.has_rung = self.ringer.write_all(&[1]).is_ok();
+        }
+    }
 }
 
 /// Where a connection is.
@@ -201,8 +215,16 @@ impl State {
         }
     }
 
-    pub(super) fn add_node(&mut self) -> usize {
-        self.nodes.push(Node::default());
+    pub(super) fn add_node(&mut self, ringer: PipeWriter) -> usize {
+        self.nodes.push(Node {
+            memory: Memory::default(),
+            completions: VecDeque::new(),
+            events: VecDeque::new(),
+            listeners: Vec::new(),
+            is_removed: false,
+            ringer,
+            has_rung: false,
+        });
         self.nodes.len() - 1
     }
 
@@ -290,7 +312,8 @@ impl State {
         }
         let capacity = usize::try_from(self.config.completions).unwrap_or(usize::MAX);
         if self.nodes[node].completions.len() < capacity {
-            return self.nodes[node].completions.push_back((done, ends));
+            self.nodes[node].completions.push_back((done, ends));
+            return self.nodes[node].ring();
         }
         self.misuse("a completion queue has overflowed");
         for other in 0..self.pairs.len() {

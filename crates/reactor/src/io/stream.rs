@@ -195,6 +195,11 @@ pub trait StreamProvider: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether its connections are NVMe/RDMA, as listeners tell hosts.
+    fn is_rdma(&self) -> bool {
+        false
+    }
+
     /// Listens with a stack of its own; `None`: the kernel listens.
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
         let _ = address;

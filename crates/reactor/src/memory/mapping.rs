@@ -48,6 +48,20 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Maps `len` bytes (a multiple of the page size) of a device from `offset` on, which the kernel writes and nobody here.
+    pub(crate) fn of_device(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing.
+        let base = unsafe { libc::mmap(null, len, libc::PROT_READ, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { base, len })
+    }
+
     /// Addresses of `len` bytes of zeroes, at a multiple of `alignment`, which is more than a page.
     fn reserve(len: usize, alignment: usize) -> io::Result<NonNull<u8>> {
         let whole = len.checked_add(alignment).ok_or(io::ErrorKind::InvalidInput)?;

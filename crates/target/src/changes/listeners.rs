@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral, Security};
+use raceline_proto::controller::{DiscoveryFilter, ListenerInfo, Referral, Security, Transport};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::StreamProvider;
 
@@ -262,7 +262,10 @@ impl Target {
         let tls = streams.as_ref().is_some_and(|streams| streams.is_secure());
         let concatenates = streams.as_ref().is_some_and(|streams| streams.takes_plain());
         let security = Security { authentication, tls };
-        state.listeners.push(ListenerInfo { address, port_id, open, security, concatenates });
+        let is_rdma = streams.as_ref().is_some_and(|streams| streams.is_rdma());
+        let transport = if is_rdma { Transport::Rdma } else { Transport::Tcp };
+        let listener = ListenerInfo { address, port_id, open, security, concatenates, transport };
+        state.listeners.push(listener);
         if let Some(streams) = &streams {
             state.streams.insert(port_id, Arc::clone(streams));
         }

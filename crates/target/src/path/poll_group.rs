@@ -723,7 +723,8 @@ impl Service for PollGroup {
             | Outcome::Read(..)
             | Outcome::Written(..)
             | Outcome::Synced(_)
-            | Outcome::Called(..) => {
+            | Outcome::Called(..)
+            | Outcome::Ublk(..) => {
                 debug_assert!(false, "connections start no such operation");
             }
         }

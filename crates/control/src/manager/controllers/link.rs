@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::{Bdev as _, Identity, IoPath, SharedBdev};
-use raceline_host::{HostConfig, Policy, RemoteController, RemotePath, RemoteState};
+use raceline_host::{HostConfig, Policy, RemoteController, RemotePath, RemoteState, Transport};
 use raceline_proto::host::ControllerInfo;
 use raceline_proto::nvme::NamespaceId;
 use raceline_proto::nvme::ana::AnaState;
@@ -313,7 +313,10 @@ pub fn state_name(state: &RemoteState) -> &'static str {
 #[must_use]
 pub fn trid_of(config: &HostConfig) -> Value {
     json!({
-        "trtype": "TCP",
+        "trtype": match config.transport {
+            Transport::Tcp => "TCP",
+            Transport::Rdma => "RDMA",
+        },
         "adrfam": if config.address.is_ipv4() { "IPv4" } else { "IPv6" },
         "traddr": config.address.ip().to_string(),
         "trsvcid": config.address.port().to_string(),

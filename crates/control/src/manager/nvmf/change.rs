@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, QosLimits, SubsystemConfig, Target};
+use raceline_target::{
+    Entrance, ListenerAna, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target,
+    load_rdma_libraries,
+};
 use serde_json::{Value, json};
 
+use super::listener::RDMA;
 use super::live;
 use super::{
     DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, Referral, Running,
@@ -119,6 +123,33 @@ impl Change<'_> {
             return Err(error);
         }
         self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));
+        Ok(())
+    }
+
+    /// Lets a target have RDMA listeners. Their limits are those of its transport TCP, which comes first.
+    ///
+    /// # Errors
+    /// When there is such a transport, there is none for TCP, or the RDMA libraries cannot be loaded.
+    pub fn create_rdma_transport(&mut self, target: &str) -> Result<(), ManagerError> {
+        let options = {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            if found.rdma.is_some() {
+                return Err(ManagerError::exists("transport", RDMA));
+            }
+            found.running.as_ref().and_then(|running| running.transport.clone())
+        };
+        let Some(options) = options else {
+            let text = "the cores of a target start with the options of its transport TCP, which hold for RDMA as \
+                        well: create that transport first";
+            return Err(ManagerError::Invalid(text.to_owned()));
+        };
+        load_rdma_libraries().map_err(|error| ManagerError::Invalid(error.to_string()))?;
+        let config = RdmaConfig::of(&live::target_config(&options, self.manager()));
+        let streams = Arc::new(RdmaStreams::new(config));
+        self.model_mut().nvmf.target_mut(target)?.rdma = Some(streams);
+        let params = json!({ "trtype": RDMA });
+        self.put(key(target, &["rdma"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }
 
@@ -322,7 +353,11 @@ impl Change<'_> {
             }
             let cores = found.cores().filter(|_| found.has_transport());
             let cores = cores.ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
-            (cores, found.secure_channel.entrance(level, model.ktls()))
+            let entrance = match address.is_rdma() {
+                true => rdma_entrance(found, level)?,
+                false => found.secure_channel.entrance(level, model.ktls()),
+            };
+            (cores, entrance)
         };
         let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener_in(nqn, socket, entrance.clone(), &ana);
@@ -331,7 +366,8 @@ impl Change<'_> {
             Phase::Runtime => listen(),
             Phase::Startup | Phase::Starting => Target::listen_after_restart(listen),
         };
-        let real = ListenAddress::from(real?);
+        let trtype = address.trtype.clone();
+        let real = ListenAddress { trtype, ..ListenAddress::from(real?) };
         {
             let mut model = self.model_mut();
             let target = model.nvmf.target_mut(target)?;
@@ -459,6 +495,16 @@ fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), ManagerE
         return Err(ManagerError::Invalid(format!("max_namespaces must be 1 to {max}")));
     }
     Ok(())
+}
+
+/// How connections come in by an RDMA listener of this level.
+fn rdma_entrance(target: &NvmfTarget, level: PortLevel) -> Result<Entrance, ManagerError> {
+    if level.security.tls || level.concatenates {
+        let text = "TLS is for TCP: an RDMA listener has no secure channel";
+        return Err(ManagerError::Invalid(text.to_owned()));
+    }
+    let streams = target.rdma.clone().ok_or_else(|| ManagerError::missing("transport", RDMA))?;
+    Ok(Entrance { streams: Some(streams), authentication: level.security.authentication })
 }
 
 fn listeners<'a>(

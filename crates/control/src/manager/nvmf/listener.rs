@@ -10,7 +10,7 @@ use crate::manager::ManagerError;
 /// Where to listen, in canonical form: alternative spellings give the same value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ListenAddress {
-    /// `TCP`.
+    /// `TCP`, or `RDMA` for a listener.
     pub trtype: String,
     /// `IPv4` or `IPv6`.
     pub adrfam: String,
@@ -20,7 +20,33 @@ pub struct ListenAddress {
     pub trsvcid: String,
 }
 
+/// The transport type of NVMe/RDMA.
+pub(crate) const RDMA: &str = "RDMA";
+
 impl ListenAddress {
+    /// [`Self::parse`] for a listener, which may be one for RDMA.
+    ///
+    /// # Errors
+    /// When a part is not valid; the error names it.
+    pub fn parse_listener(
+        trtype: &str,
+        adrfam: Option<&str>,
+        traddr: &str,
+        trsvcid: Option<&str>,
+    ) -> Result<Self, ManagerError> {
+        if !trtype.eq_ignore_ascii_case(RDMA) {
+            return Self::parse(trtype, adrfam, traddr, trsvcid);
+        }
+        let address = Self::parse("TCP", adrfam, traddr, trsvcid)?;
+        Ok(Self { trtype: RDMA.to_owned(), ..address })
+    }
+
+    /// Whether it is one for RDMA.
+    #[must_use]
+    pub fn is_rdma(&self) -> bool {
+        self.trtype == RDMA
+    }
+
     /// An address from its parts, as clients spell them.
     ///
     /// # Errors
@@ -91,6 +117,17 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn listeners_may_be_for_rdma() {
+        let address = ListenAddress::parse_listener("rdma", None, "192.0.2.1", Some("4420"));
+        let address = address.unwrap();
+        assert!(address.is_rdma());
+        assert_eq!((&*address.trtype, address.to_string()), ("RDMA", "192.0.2.1:4420".to_owned()));
+        let tcp = ListenAddress::parse_listener("tcp", None, "192.0.2.1", Some("4420")).unwrap();
+        assert!(!tcp.is_rdma() && tcp != address);
+        assert!(ListenAddress::parse_listener("fc", None, "192.0.2.1", Some("4420")).is_err());
+    }
 
     #[test]
     fn spellings_of_one_address_are_equal() {

@@ -13,7 +13,7 @@ mod paths;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemotePath};
+use raceline_host::{BackoffConfig, HostConfig, RemoteController, RemotePath, Transport};
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_reactor::socket::check_priority;
 use serde::{Deserialize, Serialize};
@@ -189,6 +189,11 @@ impl Attach {
 const ONE_PORT: &str = "a source port serves one connection to one address, and a controller has \
     at least two (its admin queue and an I/O queue); leave it out: the kernel chooses a port for \
     each, from hostaddr";
+/// `trtype` of NVMe/RDMA.
+const RDMA: &str = "RDMA";
+/// Why a digest cannot be had.
+const NO_DIGESTS: &str =
+    "RDMA has no digests, because its links have checksums of their own: leave it out";
 /// As [`refuse`], with a reason for each parameter.
 fn refuse_because(parameters: &[(&str, bool, &'static str)]) -> Result<(), RpcError> {
     match parameters.iter().find(|(_, asked, _)| *asked) {
@@ -288,8 +293,21 @@ fn host_id(manager: &Manager, hostnqn: &str) -> HostId {
 
 fn host_config(manager: &Manager, params: &Attach, hostnqn: &str) -> Result<HostConfig, RpcError> {
     let Attach { trtype, adrfam, traddr, trsvcid, .. } = params;
-    let address = ListenAddress::parse(trtype, adrfam.as_deref(), traddr, trsvcid.as_deref())
+    let transport = match trtype.eq_ignore_ascii_case(RDMA) {
+        true => Transport::Rdma,
+        false => Transport::Tcp,
+    };
+    // Addresses of RDMA are written as those of TCP.
+    let like = if transport == Transport::Rdma { "TCP" } else { trtype };
+    let address = ListenAddress::parse(like, adrfam.as_deref(), traddr, trsvcid.as_deref())
         .and_then(|address| address.socket())?;
+    if transport == Transport::Rdma {
+        refuse_because(&[
+            ("hdgst", params.hdgst, NO_DIGESTS),
+            ("ddgst", params.ddgst, NO_DIGESTS),
+            ("psk", params.psk.is_some(), "RDMA has no TLS: leave it out, or attach over TCP"),
+        ])?;
+    }
     let nqn = |what: &str, text: &str| {
         let what = format!("{what} is no name of a host or a subsystem");
         Nqn::new(text).map_err(|error| invalid(what).because(error))
@@ -299,6 +317,7 @@ fn host_config(manager: &Manager, params: &Attach, hostnqn: &str) -> Result<Host
     let mut config =
         HostConfig::new(address, subnqn, nqn("hostnqn", hostnqn)?, host_id(manager, hostnqn));
     let options = Options::current(manager);
+    config.transport = transport;
     config.source = params.source(address)?;
     config.priority = params.priority()?;
     config.header_digest = params.hdgst;

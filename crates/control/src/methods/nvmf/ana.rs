@@ -36,7 +36,7 @@ pub(super) fn state(word: &str) -> Result<AnaState, RpcError> {
 fn set_state(call: &Call<'_>, params: SetState) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
-    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
+    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse_listener()?);
     // As in SPDK, 0 is no group, and stands for all of them.
     let group = params.anagrpid.filter(|group| *group != 0);
     let wanted = (group, state(&params.ana_state)?);

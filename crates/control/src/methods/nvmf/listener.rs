@@ -56,7 +56,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     }
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
-    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
+    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse_listener()?);
     let level = level(params.secure_channel, params.security.as_deref())?;
     if level.security.tls && admits_any_host(call, &target, &nqn) {
         // SPDK's text.
@@ -101,7 +101,7 @@ struct Remove {
 fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name);
     super::check_target(call.manager, &target)?;
-    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse()?);
+    let (nqn, address) = (super::nqn(&params.nqn)?, params.listen_address.parse_listener()?);
     call.manager
         .change(|change| change.remove_listener(&target, &nqn, &address))
         .map_err(super::invalid)?;

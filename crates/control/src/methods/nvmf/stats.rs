@@ -1,6 +1,7 @@
 //! Connected hosts and their I/O: `nvmf_subsystem_get_controllers`, `nvmf_subsystem_get_qpairs`,
 //! `nvmf_get_stats`.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use raceline_proto::nvme::{HostNqn, Nqn};
@@ -57,19 +58,38 @@ fn controllers(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<V
 
 fn queues(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
     let (cores, nqn) = find(call, &params)?;
+    let rdma = rdma_sockets(call, &params)?;
+    let describe = |queue: &QueueInfo| describe(queue, rdma.contains(&queue.local));
     Ok(cores.iter().flat_map(|cores| cores.queues(&nqn)).map(|queue| describe(&queue)).collect())
 }
 
+/// Where the subsystem listens for RDMA: no TCP listener of a target has the same address and port.
+fn rdma_sockets(
+    call: &Call<'_>,
+    params: &super::subsystem::Query,
+) -> Result<Vec<SocketAddr>, RpcError> {
+    let model = call.manager.model();
+    let (target, _) = params.find(&model)?;
+    let listeners = target.subsystems.values().flat_map(|subsystem| &subsystem.listeners);
+    let listeners = listeners.chain(&target.discovery_listeners).filter(|it| it.is_rdma());
+    Ok(listeners.filter_map(|address| address.socket().ok()).collect())
+}
+
 /// SPDK's description, with further counts that its users ask for.
-fn describe(queue: &QueueInfo) -> Value {
+fn describe(queue: &QueueInfo, is_rdma: bool) -> Value {
+    let address = |socket: SocketAddr| {
+        let address = ListenAddress::from(socket);
+        let trtype = if is_rdma { "RDMA".to_owned() } else { address.trtype.clone() };
+        ListenAddress { trtype, ..address }
+    };
     json!({
         "cntlid": queue.cntlid.0,
         "qid": queue.qid.0,
         "state": "enabled",
         "thread": group_name(queue.core),
         "hostnqn": host_name(&queue.host),
-        "listen_address": ListenAddress::from(queue.local),
-        "peer_address": ListenAddress::from(queue.peer),
+        "listen_address": address(queue.local),
+        "peer_address": address(queue.peer),
         "statistics": totals(&queue.totals),
     })
 }

@@ -1,5 +1,6 @@
 //! `nvmf_create_transport`, `nvmf_get_transports`.
 
+use raceline_proto::controller::MAX_RDMA_IN_CAPSULE_BYTES;
 use raceline_target::TargetConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -104,6 +105,9 @@ const MAX_IO_QPAIRS: u16 = 127;
 fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name.clone());
     super::check_target(call.manager, &target)?;
+    if params.trtype.eq_ignore_ascii_case("rdma") {
+        return create_rdma(call, &target, &params);
+    }
     if !params.trtype.eq_ignore_ascii_case("tcp") {
         let text = format!("Invalid transport type '{}'", params.trtype);
         return Err(RpcError::new(code::INVALID_PARAMS, text));
@@ -136,6 +140,22 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     let kept = serde_json::to_value(&params).unwrap_or_default();
     call.manager
         .change(|change| change.create_transport(&target, options, kept))
+        .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
+    Ok(true)
+}
+
+/// The limits of RDMA are those of TCP.
+fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, RpcError> {
+    refuse(&[
+        ("dif_insert_or_strip", params.dif_insert_or_strip),
+        ("disable_command_passthru", params.disable_command_passthru),
+    ])?;
+    if call.manager.has_rdma(target) {
+        let text = format!("Transport type '{}' already exists", params.trtype);
+        return Err(RpcError::internal(text));
+    }
+    call.manager
+        .change(|change| change.create_rdma_transport(target))
         .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
     Ok(true)
 }
@@ -190,12 +210,25 @@ struct Get {
 fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     let name = super::target_name(params.tgt_name);
     super::check_target(call.manager, &name)?;
-    let other = params.trtype.filter(|trtype| !trtype.eq_ignore_ascii_case("tcp"));
-    let transport = call.manager.transport_params(&name);
-    match (other, transport) {
-        (None, Some(params)) => Ok(vec![params]),
-        (None, None) => Ok(Vec::new()),
-        (Some(trtype), _) => Err(RpcError::errno(libc::ENODEV)
-            .because(format!("there is no transport `{}`", trtype.escape_debug()))),
+    let tcp = call.manager.transport_params(&name);
+    let mut transports: Vec<Value> = tcp.into_iter().collect();
+    if call.manager.has_rdma(&name)
+        && let Some(mut rdma) = transports.first().cloned()
+    {
+        rdma["trtype"] = "RDMA".into();
+        if let Some(size) = rdma["in_capsule_data_size"].as_u64() {
+            rdma["in_capsule_data_size"] = size.min(MAX_RDMA_IN_CAPSULE_BYTES.into()).into();
+        }
+        transports.push(rdma);
     }
+    let Some(trtype) = params.trtype else { return Ok(transports) };
+    let is_named = |transport: &Value| {
+        transport["trtype"].as_str().is_some_and(|text| text.eq_ignore_ascii_case(&trtype))
+    };
+    transports.retain(is_named);
+    if transports.is_empty() && !trtype.eq_ignore_ascii_case("tcp") {
+        return Err(RpcError::errno(libc::ENODEV)
+            .because(format!("there is no transport `{}`", trtype.escape_debug())));
+    }
+    Ok(transports)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use raceline_host::multipath::Access;
 use raceline_host::{
     BackoffConfig, HostConfig, MultipathConfig, PathAddress, Policy, RemoteController, RemotePath,
-    RemoteState,
+    RemoteState, Transport,
 };
 use raceline_proto::nvme::NamespaceId;
 use serde::{Deserialize, Serialize};
@@ -140,6 +140,9 @@ impl PolicyOptions {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MorePath {
+    /// Without it, that of the first path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trtype: Option<String>,
     traddr: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     adrfam: Option<String>,
@@ -151,8 +154,9 @@ pub(super) struct MorePath {
 
 /// The call of one path of several.
 fn call_of(first: &Attach, path: &MorePath) -> Attach {
-    let MorePath { traddr, adrfam, trsvcid, hostaddr } = path.clone();
-    Attach { traddr, adrfam, trsvcid, hostaddr, more_paths: Vec::new(), ..first.clone() }
+    let MorePath { trtype, traddr, adrfam, trsvcid, hostaddr } = path.clone();
+    let trtype = trtype.unwrap_or_else(|| first.trtype.clone());
+    Attach { trtype, traddr, adrfam, trsvcid, hostaddr, more_paths: Vec::new(), ..first.clone() }
 }
 
 /// The policy of a controller, by the parameters of the call and the options.
@@ -208,7 +212,8 @@ pub(super) fn more_paths(
 ) -> Result<Vec<PathAddress>, RpcError> {
     let address = |path: &MorePath| {
         let config = host_config(call.manager, &call_of(params, path), hostnqn)?;
-        Ok(PathAddress { address: config.address, source: config.source })
+        let HostConfig { address, source, transport, .. } = config;
+        Ok(PathAddress { address, source, transport })
     };
     params.more_paths.iter().map(address).collect()
 }
@@ -244,9 +249,7 @@ pub(super) fn add(
     check_same(&first, params)?;
     let hostnqn = remote.config().hostnqn.as_str();
     let found = host_config(call.manager, params, hostnqn)?;
-    let is_same = |path: &RemotePath| {
-        (path.config.address, path.config.source) == (found.address, found.source)
-    };
+    let is_same = |path: &RemotePath| identity(&path.config) == identity(&found);
     if remote.paths().iter().chain(&remote.disabled_paths()).any(is_same) {
         return exists(format!(
             "A controller named {name} already exists with the specified network path"
@@ -258,10 +261,15 @@ pub(super) fn add(
             format!("controller {name} is of {}: a path leads there", remote.config().subnqn);
         return Err(invalid(text));
     }
-    let config =
-        HostConfig { address: found.address, source: found.source, ..remote.config().clone() };
+    let config = HostConfig {
+        address: found.address,
+        source: found.source,
+        transport: found.transport,
+        ..remote.config().clone()
+    };
     let id = remote.add_path(config).map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     let path = MorePath {
+        trtype: Some(params.trtype.clone()),
         traddr: params.traddr.clone(),
         adrfam: params.adrfam.clone(),
         trsvcid: params.trsvcid.clone(),
@@ -351,12 +359,19 @@ pub(super) fn detach(
     for path in &named {
         remote.remove_path(path.id);
     }
-    let is_gone = |address: SocketAddr| named.iter().any(|path| path.config.address == address);
+    let is_gone = |(is_rdma, address): (bool, SocketAddr)| {
+        let is_it = |config: &HostConfig| {
+            (config.transport == Transport::Rdma, config.address) == (is_rdma, address)
+        };
+        named.iter().any(|path| is_it(&path.config))
+    };
     change_kept(call, controller, |kept| {
-        let stays = |path: &MorePath| !place(path).is_some_and(is_gone);
+        let first = kept.trtype.clone();
+        let stays = |path: &MorePath| !place(path, &first).is_some_and(is_gone);
         kept.more_paths.retain(stays);
         kept.preferred_path.take_if(|path| !stays(path));
         let own = MorePath {
+            trtype: Some(first.clone()),
             traddr: kept.traddr.clone(),
             adrfam: kept.adrfam.clone(),
             trsvcid: kept.trsvcid.clone(),
@@ -371,9 +386,16 @@ pub(super) fn detach(
     Ok(true)
 }
 
-fn place(path: &MorePath) -> Option<SocketAddr> {
+/// Whether a path is RDMA, and where it leads; without a word of its own it is of the type of the first path.
+fn place(path: &MorePath, first: &str) -> Option<(bool, SocketAddr)> {
     let port = path.trsvcid.as_deref().unwrap_or("4420").parse().ok()?;
-    Some(SocketAddr::new(path.traddr.parse().ok()?, port))
+    let is_rdma = path.trtype.as_deref().unwrap_or(first).eq_ignore_ascii_case(super::RDMA);
+    Some((is_rdma, SocketAddr::new(path.traddr.parse().ok()?, port)))
+}
+
+/// What tells paths of a controller from each other.
+fn identity(config: &HostConfig) -> (SocketAddr, Option<std::net::IpAddr>, Transport) {
+    (config.address, config.source, config.transport)
 }
 
 /// The remote controller of that name.
@@ -494,6 +516,7 @@ fn set_preferred_path(call: &Call<'_>, params: Preferred) -> Result<bool, RpcErr
 /// How a path is kept.
 fn path_of(config: &HostConfig) -> MorePath {
     MorePath {
+        trtype: trid_of(config)["trtype"].as_str().map(str::to_owned),
         traddr: config.address.ip().to_string(),
         adrfam: None,
         trsvcid: Some(config.address.port().to_string()),
@@ -510,9 +533,7 @@ pub(super) fn prefer_kept(
 ) -> Result<(), RpcError> {
     let Some(kept) = &params.preferred_path else { return Ok(()) };
     let kept = host_config(call.manager, &call_of(params, kept), hostnqn)?;
-    let is_it = |path: &RemotePath| {
-        (path.config.address, path.config.source) == (kept.address, kept.source)
-    };
+    let is_it = |path: &RemotePath| identity(&path.config) == identity(&kept);
     remote.prefer_path(remote.paths().into_iter().find(is_it).map(|path| path.id));
     Ok(())
 }

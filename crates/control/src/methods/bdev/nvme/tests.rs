@@ -43,6 +43,25 @@ fn parameters_are_those_of_the_connection() {
 }
 
 #[test]
+fn rdma_is_a_transport_without_digests_and_tls() {
+    let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
+    assert_eq!(config(&manager, json!({})).unwrap().transport, Transport::Tcp);
+    let made = config(&manager, json!({ "trtype": "rdma" })).unwrap();
+    assert_eq!(
+        (made.transport, made.address),
+        (Transport::Rdma, "127.0.0.1:4420".parse().unwrap())
+    );
+    assert_eq!(trid_of(&made)["trtype"], "RDMA");
+    for name in ["hdgst", "ddgst", "psk"] {
+        let value = if name == "psk" { json!("key0") } else { json!(true) };
+        let error = config(&manager, json!({ "trtype": "RDMA", name: value })).unwrap_err();
+        assert!(error.message.contains(name) && error.data.unwrap().contains("RDMA has no"));
+    }
+    let error = config(&manager, json!({ "trtype": "fc" })).unwrap_err();
+    assert!(error.message.contains("trtype `fc`"), "{}", error.message);
+}
+
+#[test]
 fn options_are_those_of_later_connections() {
     let manager = Manager::new(ManagerConfig::default(), Arc::new(Registry::new()));
     let options = json!({

@@ -1,0 +1,482 @@
+//! A queue over RDMA: a queue pair of a device takes the place of the socket, and everything above is the same.
+//!
+//! Data are copied between the buffers of commands and registered memory of the queue. So a controller reaches
+//! nothing but data of this queue, and a command that is given up leaves its buffer to its owner at once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use raceline_proto::nvme::{CommandId, Cqe, Status};
+use raceline_proto::rdma::{KeyedBlock, MAX_BLOCK_BYTES, QueueRequest};
+use raceline_rdma::verbs::{ConnectionId, Provider, Region};
+use raceline_rdma::{
+    ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, SubmitError,
+    WaitingDevice,
+};
+use raceline_reactor::io::{RecvBuffers, SocketId};
+use raceline_reactor::{Context, IoBuf, Socket};
+
+use super::bell::Bell;
+use super::memory::DataMemory;
+use super::{Ending, QueuePair, SqFlow, State};
+use crate::command::Data;
+use crate::error::{CommandError, HostError};
+use crate::transport::RdmaDevices;
+
+/// More than this is not sent in a capsule, whatever the controller offers: each capsule of a queue has memory for it.
+const MAX_IN_CAPSULE_BYTES: u32 = 8192;
+/// Bytes of a submission queue entry in a capsule.
+const SQE_BYTES: u32 = 64;
+/// How often a connection is asked for again of a target that still has one from before, and the first delay; each
+/// further one is twice as long.
+const STALE_ATTEMPTS: u32 = 8;
+const STALE_DELAY: Duration = Duration::from_millis(10);
+/// How often a queue looks whether its connection has ended.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A connection over RDMA: what exists while there is a device.
+#[derive(Debug)]
+pub(super) struct RdmaLink {
+    port: HostPort<Box<dyn WaitingDevice>>,
+    connection: Option<ConnectionId>,
+    /// When a target that had a connection from before is asked again, and how often it was.
+    retry_at: Option<Instant>,
+    attempts: u32,
+    /// Wakes the core; `None` once it is closed.
+    socket: Option<SocketId>,
+    /// What a receive of the bell takes along.
+    staging: Option<IoBuf>,
+    receiving: bool,
+    /// The connection is being ended from this end.
+    closing: bool,
+    /// Nothing is left of the connection.
+    closed: bool,
+    /// The commands that were sent, by the slots of their identifiers on the wire.
+    outstanding: Vec<Option<Outstanding>>,
+    memory: DataMemory,
+    pub(super) flow: SqFlow,
+}
+
+/// A command that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    cid: CommandId,
+    region: Option<Region>,
+}
+
+/// What became of a command that was to be sent.
+enum Sent {
+    Yes,
+    /// There is no room for it now.
+    Later,
+    /// There is no memory for its data, and none will become free.
+    Never(String),
+}
+
+impl RdmaLink {
+    /// Whether nothing is in flight any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.closed && !self.receiving
+    }
+
+    fn take(&mut self, wire: CommandId) -> Option<Outstanding> {
+        let slot = usize::from(wire.0) & (self.outstanding.len() - 1);
+        self.outstanding[slot].take()
+    }
+
+    /// The command has ended: its memory is free.
+    fn free(&mut self, outstanding: &Outstanding) {
+        if let Some(region) = outstanding.region {
+            self.memory.give(self.port.provider(), region);
+        }
+    }
+}
+
+/// A queue that is dropped waits for nothing. As a closed socket does, its connection ends in order.
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.port.abandon();
+        for outstanding in std::mem::take(&mut self.outstanding).into_iter().flatten() {
+            self.free(&outstanding);
+        }
+        self.memory.clear(self.port.provider());
+    }
+}
+
+impl QueuePair {
+    /// Asks for a connection over RDMA. What fails at once is reported by the next timer, as everything else is.
+    pub(super) fn dial_rdma(&mut self, cx: &mut Context<'_>, devices: &Arc<dyn RdmaDevices>) {
+        match self.open_rdma(cx, &**devices) {
+            Ok(link) => {
+                self.rdma = Some(Box::new(link));
+                self.drive_rdma(cx);
+            }
+            Err(error) => {
+                self.refused = Some(Box::new(error));
+                self.arm(cx, cx.now);
+            }
+        }
+    }
+
+    fn open_rdma(
+        &self,
+        cx: &mut Context<'_>,
+        devices: &dyn RdmaDevices,
+    ) -> Result<RdmaLink, HostError> {
+        let config = &self.config;
+        if let Some(what) = self.impossible_over_rdma() {
+            let text = format!("{what}: leave it out, or connect to {} over TCP", config.address);
+            return Err(HostError::Invalid(text));
+        }
+        let failed = |why: String| HostError::Rdma(config.address, why);
+        // Each command has a send and a receive.
+        let completions = 2 * u32::from(config.entries);
+        let device = devices.open(config.address, config.source, completions);
+        let device = device.map_err(|error| failed(error.to_string()))?;
+        let bell = device.news().try_clone_to_owned().map(Bell::new);
+        let bell = bell.map_err(|error| failed(format!("cannot wait for its device: {error}")))?;
+        let local = std::net::SocketAddr::new(config.address.ip(), 0);
+        let socket = cx.io.adopt(Socket::provided(Box::new(bell), local, config.address));
+        let socket =
+            socket.map_err(|error| failed(format!("cannot wait for its device: {error}")))?;
+        let mut port = HostPort::new(device);
+        let connection = match port.connect(self.connect_config(), cx.now) {
+            Ok(connection) => connection,
+            Err(error) => {
+                cx.io.close(socket, true);
+                return Err(failed(error.to_string()));
+            }
+        };
+        let slots = usize::from(config.entries - 1).next_power_of_two();
+        Ok(RdmaLink {
+            port,
+            connection: Some(connection),
+            retry_at: None,
+            attempts: 0,
+            socket: Some(socket),
+            staging: Some(IoBuf::heap(1)),
+            receiving: false,
+            closing: false,
+            closed: false,
+            outstanding: vec![None; slots],
+            memory: DataMemory::default(),
+            flow: SqFlow::Off,
+        })
+    }
+
+    /// What is configured and RDMA does not have.
+    fn impossible_over_rdma(&self) -> Option<&'static str> {
+        let config = &self.config;
+        if config.streams.is_some() || config.generated.is_some() || config.concatenator.is_some() {
+            return Some("RDMA has no TLS");
+        }
+        let digests = config.header_digest || config.data_digest;
+        digests.then_some("RDMA has no digests, because its links have checksums of their own")
+    }
+
+    /// Bytes of data that a capsule of this queue may have.
+    fn capsule_data(&self) -> u32 {
+        match self.config.qid.is_admin() {
+            true => 0,
+            false => self.config.in_capsule_bytes.min(MAX_IN_CAPSULE_BYTES),
+        }
+    }
+
+    fn connect_config(&self) -> ConnectConfig {
+        let config = &self.config;
+        ConnectConfig {
+            address: config.address,
+            request: QueueRequest {
+                qid: config.qid,
+                receives: config.entries,
+                entries: config.entries.into(),
+                cntlid: (!config.qid.is_admin()).then_some(config.cntlid),
+            },
+            capsule_len: SQE_BYTES + self.capsule_data(),
+        }
+    }
+
+    /// The device has news, or the bell was closed.
+    pub(super) fn handle_bell(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: std::io::Result<usize>,
+        buffers: RecvBuffers,
+    ) {
+        let Some(rdma) = &mut self.rdma else { return };
+        rdma.receiving = false;
+        rdma.staging = Some(buffers.staging);
+        match result {
+            _ if rdma.closed => self.check_drained(cx),
+            Ok(_) => self.drive_rdma(cx),
+            Err(error) => {
+                let error = HostError::Broken(self.config.address, Arc::new(error));
+                self.lose(cx, Ending::Lost(error), None);
+            }
+        }
+    }
+
+    /// Takes everything that the device has, and asks to be woken by what comes next.
+    fn drive_rdma(&mut self, cx: &mut Context<'_>) {
+        let Some(rdma) = &mut self.rdma else { return };
+        self.counters.receives.add(1);
+        rdma.port.provider().arm();
+        while let Some(rdma) = &mut self.rdma
+            && !rdma.closed
+        {
+            let is_busy = rdma.port.poll(cx.now);
+            self.take_port_events(cx);
+            if !is_busy {
+                break;
+            }
+        }
+        if let Some(rdma) = &mut self.rdma
+            && !rdma.receiving
+            && let (Some(socket), Some(staging)) = (rdma.socket, rdma.staging.take())
+        {
+            rdma.receiving = true;
+            let buffers = RecvBuffers { payload: None, staging, staging_range: 0..1 };
+            cx.io.recv(socket, buffers, self.token);
+        }
+    }
+
+    fn take_port_events(&mut self, cx: &mut Context<'_>) {
+        while let Some(rdma) = &mut self.rdma
+            && let Some((_, event)) = rdma.port.poll_event()
+        {
+            match event {
+                HostPortEvent::Connected if matches!(self.state, State::Tcp) => {
+                    self.send_connect(cx);
+                }
+                HostPortEvent::Connected => {}
+                HostPortEvent::Failed(error) => self.handle_failed(cx, &error),
+                HostPortEvent::Queue(HostEvent::Completed { cid, cqe, .. }) => {
+                    self.handle_rdma_response(cx, cid, &cqe);
+                }
+                HostPortEvent::Queue(HostEvent::Ended(cid)) => {
+                    if let Some(outstanding) = rdma.take(cid) {
+                        rdma.free(&outstanding);
+                    }
+                }
+                HostPortEvent::Queue(HostEvent::Lost(loss)) => {
+                    if !matches!(self.state, State::Draining(_)) {
+                        let error = HostError::RdmaLost(self.config.address, loss);
+                        self.lose(cx, Ending::Lost(error), None);
+                    }
+                }
+                HostPortEvent::Closed => self.handle_gone(cx),
+            }
+        }
+    }
+
+    /// The target has answered a command.
+    fn handle_rdma_response(&mut self, cx: &mut Context<'_>, wire: CommandId, cqe: &Cqe) {
+        let Some(rdma) = &mut self.rdma else { return };
+        let Some(outstanding) = rdma.take(wire) else { return };
+        let is_wanted = !matches!(self.state, State::Draining(_));
+        if is_wanted
+            && cqe.status.is_success()
+            && let Some(region) = &outstanding.region
+            && let Some(entry) = self.commands.get_mut(outstanding.cid)
+            && let Data::Read(buf) = &mut entry.data
+        {
+            rdma.port.provider().read(region, 0, buf);
+            self.counters.copied_bytes.add(buf.len() as u64);
+        }
+        rdma.free(&outstanding);
+        rdma.flow.handle_head(cqe.sqhd, self.config.entries);
+        self.counters.pdus_received.add(1);
+        if is_wanted {
+            self.handle_response(cx, &Cqe { cid: outstanding.cid, ..*cqe });
+        }
+    }
+
+    /// There is no connection.
+    fn handle_failed(&mut self, cx: &mut Context<'_>, error: &ConnectError) {
+        let Some(rdma) = &mut self.rdma else { return };
+        rdma.connection = None;
+        let asks = matches!(self.state, State::Tcp) && rdma.attempts < STALE_ATTEMPTS;
+        if asks && error.is_transient() {
+            let at = cx.now + STALE_DELAY * (1 << rdma.attempts);
+            rdma.attempts += 1;
+            rdma.retry_at = Some(at);
+            return self.arm(cx, at);
+        }
+        if !matches!(self.state, State::Draining(_)) {
+            // It is closed before it is lost: nothing of it is left.
+            self.finish_rdma(cx);
+            let error = HostError::Rdma(self.config.address, error.to_string());
+            return self.lose(cx, Ending::Lost(error), None);
+        }
+        self.handle_gone(cx);
+    }
+
+    /// Nothing is left of the connection.
+    fn handle_gone(&mut self, cx: &mut Context<'_>) {
+        self.finish_rdma(cx);
+        if matches!(self.state, State::Draining(_)) {
+            self.check_drained(cx);
+        } else {
+            let error = HostError::ClosedByPeer(self.config.address);
+            self.lose(cx, Ending::Lost(error), None);
+        }
+    }
+
+    fn finish_rdma(&mut self, cx: &mut Context<'_>) {
+        let Some(rdma) = &mut self.rdma else { return };
+        rdma.closed = true;
+        rdma.memory.clear(rdma.port.provider());
+        if let Some(socket) = rdma.socket.take() {
+            cx.io.close(socket, true);
+        }
+    }
+
+    /// Ends the connection from this end, and waits until nothing can reach memory any more.
+    pub(super) fn close_rdma(&mut self, cx: &mut Context<'_>) {
+        let Some(rdma) = &mut self.rdma else { return };
+        if rdma.closed || std::mem::replace(&mut rdma.closing, true) {
+            return;
+        }
+        match rdma.connection {
+            Some(connection) => {
+                rdma.port.close(connection, cx.now);
+                self.arm(cx, cx.now);
+            }
+            None => self.finish_rdma(cx),
+        }
+    }
+
+    /// What a queue over RDMA does by time.
+    pub(super) fn tend_rdma(&mut self, cx: &mut Context<'_>) {
+        if let Some(error) = self.refused.take() {
+            if matches!(self.state, State::Tcp) {
+                self.lose(cx, Ending::Lost(*error), None);
+            }
+            return;
+        }
+        let config = self.connect_config();
+        let Some(rdma) = &mut self.rdma else { return };
+        if !rdma.closed && rdma.retry_at.is_some_and(|at| cx.now >= at) {
+            rdma.retry_at = None;
+            match rdma.port.connect(config, cx.now) {
+                Ok(connection) => rdma.connection = Some(connection),
+                Err(error) => return self.handle_failed(cx, &error),
+            }
+        }
+        rdma.port.check_deadlines(cx.now);
+        self.drive_rdma(cx);
+        if let Some(rdma) = &self.rdma {
+            let drains = matches!(self.state, State::Draining(_)) && !rdma.closed;
+            let at = if drains { Some(cx.now + DRAIN_INTERVAL) } else { rdma.retry_at };
+            if let Some(at) = at {
+                self.arm(cx, at);
+            }
+        }
+    }
+
+    /// Sends the commands that are ready, as many as the submission queue takes.
+    #[cold]
+    pub(super) fn flush_rdma(&mut self, cx: &mut Context<'_>) {
+        if self.rdma.as_ref().is_none_or(|rdma| rdma.closed || rdma.closing)
+            || self.pending.is_empty()
+            || self.waits_for_more(cx)
+        {
+            return;
+        }
+        let only = self.only();
+        let mut count = 0;
+        while let Some(cid) = self.pending.pop_front() {
+            let is_first = only.is_none_or(|only| only == Some(cid));
+            match if is_first { self.put_rdma(cid) } else { Sent::Later } {
+                Sent::Yes => count += 1,
+                Sent::Later => {
+                    self.pending.push_front(cid);
+                    break;
+                }
+                Sent::Never(why) => {
+                    self.pending.push_front(cid);
+                    let error = HostError::Rdma(self.config.address, why);
+                    return self.lose(cx, Ending::Lost(error), None);
+                }
+            }
+        }
+        self.gathering.handle_sent(self.pending.len());
+        if count == 0 {
+            return;
+        }
+        self.counters.pdus_sent.add(count);
+        self.counters.sends.add(1);
+        let is_lost = self.rdma.as_mut().is_some_and(|rdma| rdma.port.post());
+        if is_lost {
+            self.arm(cx, cx.now);
+        }
+        self.watch_deadlines(cx);
+    }
+
+    /// Puts one command into the queue pair.
+    fn put_rdma(&mut self, cid: CommandId) -> Sent {
+        let sent = self.commands.len() - self.pending.len() - 1;
+        let capsule_data = self.capsule_data();
+        let entries = self.config.entries;
+        let Some(entry) = self.commands.get_mut(cid) else { return Sent::Yes };
+        if entry.len > MAX_BLOCK_BYTES {
+            self.finish(cid, Err(CommandError::Status(Status::INVALID_FIELD.dnr())));
+            return Sent::Yes;
+        }
+        let Some(rdma) = &mut self.rdma else { return Sent::Later };
+        let Some((queue, device)) = rdma.connection.and_then(|id| rdma.port.queue(id)) else {
+            return Sent::Later;
+        };
+        if sent >= usize::from(entries) - 1 || queue.outstanding() >= usize::from(entries) - 1 {
+            return Sent::Later;
+        }
+        let in_capsule = match &entry.data {
+            Data::Write(buf) if entry.len <= capsule_data => Some(&buf[..]),
+            _ => None,
+        };
+        let mut region = None;
+        let transfer = match (&entry.data, in_capsule) {
+            (Data::None, _) => HostTransfer::None,
+            (_, Some(bytes)) => HostTransfer::InCapsule(bytes),
+            (data, None) => {
+                let taken = match rdma.memory.take(device, entry.len) {
+                    Ok(taken) => taken,
+                    Err(_) if sent > 0 => return Sent::Later,
+                    Err(error) => return Sent::Never(error.to_string()),
+                };
+                if let Data::Write(buf) = data {
+                    device.write(&taken, 0, buf);
+                    self.counters.copied_bytes.add(buf.len() as u64);
+                }
+                region = Some(taken);
+                let (address, key) = (taken.address, taken.rkey);
+                let block = KeyedBlock { address, len: entry.len, key };
+                HostTransfer::Keyed { block, invalidate: false }
+            }
+        };
+        let submitted = match rdma.flow.take_entry(entries, sent) {
+            true => queue.submit(device, &entry.sqe, transfer),
+            false => Err(SubmitError::Full),
+        };
+        match submitted {
+            Ok(wire) => {
+                entry.sent = true;
+                let slot = usize::from(wire.0) & (rdma.outstanding.len() - 1);
+                rdma.outstanding[slot] = Some(Outstanding { cid, region });
+                Sent::Yes
+            }
+            Err(error) => {
+                if let Some(region) = region {
+                    rdma.memory.give(device, region);
+                }
+                match error {
+                    SubmitError::Full | SubmitError::Lost => Sent::Later,
+                    SubmitError::TooLong => Sent::Never("a capsule is too short".to_owned()),
+                }
+            }
+        }
+    }
+}
+
+/// The largest block of registered memory holds the largest command.
+const _: () = assert!(super::memory::LARGEST > MAX_BLOCK_BYTES);

@@ -1,0 +1,89 @@
+//! A disk for a virtual machine: vhost-user-blk at a socket.
+
+use raceline_bdev::SharedBdev;
+use raceline_vhost::{Server, ServerConfig, ServerError};
+
+use super::registry::{Entry, Registry};
+use super::{HEALTH_INTERVAL, Ready, default_socket, print};
+use crate::cli::connect::DiskArgs;
+use crate::failure::Failure;
+use crate::signals::Interrupt;
+
+/// Letters of a serial number.
+const SERIAL_LEN: usize = 20;
+
+/// Serves the disk until a signal.
+pub(super) fn serve(
+    args: &DiskArgs,
+    device: &SharedBdev,
+    registry: &Registry,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    let info = device.info();
+    let socket = args.socket.clone().unwrap_or_else(|| default_socket(args, registry));
+    let mut config = ServerConfig::new(device.clone(), socket);
+    config.read_only = args.read_only;
+    config.queues = args.queues;
+    config.serial = args.serial.clone().unwrap_or_else(|| serial(&info.uuid));
+    if let Some(cores) = &args.cores {
+        config.cores = cores.0.iter().copied().map(Some).collect();
+    }
+    config.mode = args.mode.into();
+    config.backend = args.io.into();
+    let server = Server::start(&config).map_err(|error| failure(&error))?;
+    let place = config.socket.display().to_string();
+    let entry = Entry {
+        pid: std::process::id(),
+        kind: "vhost-user".to_owned(),
+        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
+        places: vec![place.clone()],
+    };
+    // What cannot be noted down is still a disk; `disconnect` will not find it.
+    let noted = registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok();
+    let ready = Ready {
+        ready: true,
+        kind: "vhost-user",
+        uri: &format!("unix:{place}"),
+        device: &place,
+        bytes: server.bytes(),
+        block_size: info.block_size,
+        recovered: None,
+        read_only: args.read_only || info.read_only,
+        pid: std::process::id(),
+    };
+    let ended = print(&ready).and_then(|()| wait(device, &server, interrupt));
+    server.stop();
+    drop(noted);
+    ended
+}
+
+/// Waits for a signal that requests the end, and looks whether the device has another size.
+fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut refused = false;
+    while interrupt.wait(HEALTH_INTERVAL).is_none() {
+        if !server.is_running() {
+            let text = "a core of the vhost-user server has ended; the log says why";
+            return Err(Failure::runtime(text));
+        }
+        if let Err(error) = device.rescan()
+            && !std::mem::replace(&mut refused, true)
+        {
+            tracing::warn!("the size of the disk stays as it was: {error}");
+        }
+        server.refresh();
+    }
+    Ok(())
+}
+
+/// The same at each start, and another for each device: the end of its UUID.
+fn serial(uuid: &[u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    digits[digits.len() - SERIAL_LEN..].to_owned()
+}
+
+fn failure(error: &ServerError) -> Failure {
+    match error {
+        ServerError::Invalid(text) => Failure::usage(text),
+        error => Failure::runtime(error),
+    }
+}

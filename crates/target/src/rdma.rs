@@ -1,0 +1,31 @@
+//! NVMe/RDMA as a transport of the target: queue pairs that look like byte streams.
+//!
+//! What the target does with a connection begins with PDUs of NVMe/TCP. [`RdmaStreams`] gives it such a stream for each
+//! queue pair ([`raceline_reactor::ByteStream`]), so an RDMA connection is placed, scheduled, limited, fenced and counted
+//! by the same code as any other, and the path of TCP connections knows nothing of it. The translation is small, because
+//! both transports carry the same capsules:
+//!
+//! | from the host | to the controller |
+//! |---|---|
+//! | command capsule | CapsuleCmd, with its in-capsule data, or with a descriptor that asks for a transfer |
+//! | the data of an RDMA READ | H2CData |
+//!
+//! | from the controller | to the host |
+//! |---|---|
+//! | R2T | RDMA READ |
+//! | C2HData | into registered memory; an RDMA WRITE, posted before the response |
+//! | CapsuleResp | response capsule |
+//!
+//! A [`hub::Hub`] is what a listener has of its device: queue pairs, registered memory within a budget, and the
+//! [`line::Line`] of each connection. It is shared by the listener and its streams, which may be on several cores, under
+//! one lock that nobody holds for longer than a copy of data takes. Nothing is allocated per command.
+
+mod buffers;
+mod config;
+mod hub;
+mod line;
+mod streams;
+
+pub use config::{OpenDevice, RdmaConfig};
+pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
+pub use streams::RdmaStreams;

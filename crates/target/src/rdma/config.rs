@@ -1,0 +1,78 @@
+//! What an RDMA listener grants, and the memory that it uses.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use raceline_proto::controller::rdma_in_capsule_bytes;
+use raceline_proto::rdma::{CapsuleLimits, GrantLimits, MAX_DESCRIPTORS};
+use raceline_rdma::PortConfig;
+use raceline_rdma::verbs::ProviderError;
+use raceline_rdma::waiting::WaitingDevice;
+
+use crate::changes::config::TargetConfig;
+
+/// A device of a listener.
+pub(super) type Device = Box<dyn WaitingDevice>;
+
+/// Opens the device that has an address.
+pub type OpenDevice =
+    dyn Fn(SocketAddr) -> Result<Box<dyn WaitingDevice>, ProviderError> + Send + Sync;
+
+/// What a listener for RDMA grants, and the memory that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// Entries of an admin queue.
+    pub admin_entries: u16,
+    /// Entries of an I/O queue.
+    pub io_entries: u16,
+    /// I/O queues of a controller.
+    pub io_queues: u16,
+    /// Bytes of data in a capsule of an I/O queue.
+    pub in_capsule_bytes: u32,
+    /// Bytes that a command moves.
+    pub transfer_bytes: u32,
+    /// Bytes of registered memory for data, besides the capsules of each queue.
+    pub buffer_bytes: u64,
+    /// Queue pairs at a time.
+    pub connections: usize,
+    /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
+    pub completions: u32,
+}
+
+impl RdmaConfig {
+    /// What agrees with the limits of a target: 64 MiB of memory for data (more for large transfers), 1024 queue pairs.
+    #[must_use]
+    pub fn of(config: &TargetConfig) -> Self {
+        let transfer_bytes = config.max_io_bytes;
+        Self {
+            admin_entries: config.max_admin_entries,
+            io_entries: config.max_queue_entries,
+            io_queues: config.max_io_queues,
+            in_capsule_bytes: rdma_in_capsule_bytes(config.in_capsule_bytes),
+            transfer_bytes,
+            buffer_bytes: (64 << 20).max(u64::from(transfer_bytes) * 4),
+            connections: 1024,
+            completions: 1 << 16,
+        }
+    }
+
+    pub(super) fn port(&self) -> PortConfig {
+        PortConfig {
+            grant: GrantLimits {
+                admin_entries: self.admin_entries,
+                io_entries: self.io_entries,
+                io_queues: self.io_queues,
+                reads: u8::MAX,
+            },
+            io: CapsuleLimits {
+                in_capsule_bytes: self.in_capsule_bytes,
+                descriptors: MAX_DESCRIPTORS,
+                transfer_bytes: self.transfer_bytes,
+            },
+            connections: self.connections,
+            stuck_after: Duration::from_secs(30),
+            establish_within: Duration::from_secs(10),
+            drain_within: Duration::from_secs(2),
+        }
+    }
+}

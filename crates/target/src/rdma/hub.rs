@@ -1,0 +1,358 @@
+//! What a listener has of its device: its queue pairs, and the connections over them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use raceline_rdma::verbs::{Access, ConnectionId, Provider};
+use raceline_rdma::{TargetEvent, TargetPort, TargetPortEvent};
+use raceline_reactor::io::RecvBuffers;
+use raceline_reactor::{Interest, SendBatch};
+
+use super::buffers::Buffers;
+use super::config::{Device, RdmaConfig};
+use super::line::{Line, Works};
+
+/// The time between two looks at the deadlines of queue pairs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Responses that are under way have this long to leave when a connection is closed.
+const LINGER: Duration = Duration::from_secs(1);
+/// At the end of all connections of a listener that is gone, the core waits no longer than this for them.
+const LAST_LINGER: Duration = Duration::from_millis(10);
+/// Times that a listener asks the device in a row.
+const MAX_PUMPS: usize = 64;
+/// Bytes that one copy takes from a batch.
+const SCRATCH: usize = 64 * 1024;
+
+/// A connection that nobody has yet.
+pub(super) struct Arrival {
+    pub(super) id: ConnectionId,
+    pub(super) peer: SocketAddr,
+    /// Readable when there is something to do.
+    pub(super) bell: UnixStream,
+}
+
+/// The queue pairs of one listener.
+pub(super) struct Hub {
+    works: Works,
+    lines: BTreeMap<ConnectionId, Line>,
+    arrivals: VecDeque<Arrival>,
+    /// Connections that are closed, whose last responses leave.
+    closing: Vec<(ConnectionId, Instant)>,
+    checked: Instant,
+    scratch: Box<[u8]>,
+    /// The listener is gone: the streams poll.
+    is_orphaned: bool,
+}
+
+impl Hub {
+    pub(super) fn new(device: Device, config: &RdmaConfig) -> Self {
+        // iWARP's RDMA READs write as if they came from the peer.
+        let open = Access { remote_write: true, ..Access::LOCAL };
+        let fetched = if device.capabilities().is_iwarp { open } else { Access::LOCAL };
+        let half = config.buffer_bytes / 2;
+        let works = Works {
+            port: TargetPort::new(device, config.port()),
+            fetched: Buffers::new(fetched, half),
+            given: Buffers::new(Access::LOCAL, half),
+            starved: Vec::new(),
+            released: false,
+        };
+        Self {
+            works,
+            lines: BTreeMap::new(),
+            arrivals: VecDeque::new(),
+            closing: Vec::new(),
+            checked: Instant::now(),
+            scratch: vec![0; SCRATCH].into_boxed_slice(),
+            is_orphaned: false,
+        }
+    }
+
+    // -------------------------------------------------------------------------- events
+
+    /// Takes what the device has, of the connection manager as well.
+    fn pump(&mut self) -> bool {
+        let now = Instant::now();
+        let any = self.works.port.poll(now);
+        self.look_after(now);
+        any
+    }
+
+    /// Takes what the device has to say of work requests.
+    fn pump_work(&mut self) {
+        if self.is_orphaned {
+            self.pump();
+            return;
+        }
+        let now = Instant::now();
+        self.works.port.poll_work(now);
+        self.look_after(now);
+    }
+
+    fn look_after(&mut self, now: Instant) {
+        self.settle(now);
+        if now >= self.checked + CHECK_INTERVAL {
+            self.checked = now;
+            self.works.port.check_deadlines(now);
+            self.settle(now);
+        }
+        if self.closing.is_empty() {
+            return;
+        }
+        for (id, until) in std::mem::take(&mut self.closing) {
+            let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());
+            if leaves && now < until {
+                self.closing.push((id, until));
+            } else {
+                self.finish_closing(id, now);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Posts what there is to post, and hands out what has happened, until nothing happens any more.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            self.works.port.settle(now);
+            let mut quiet = true;
+            while let Some((id, event)) = self.works.port.poll_event() {
+                quiet = false;
+                self.handle(id, event);
+            }
+            if std::mem::take(&mut self.works.released) {
+                quiet = false;
+                self.feed();
+            }
+            if quiet {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, id: ConnectionId, event: TargetPortEvent) {
+        match event {
+            TargetPortEvent::Accepted { listener, qid, grant, .. } => {
+                let Ok((near, far)) = bell() else {
+                    tracing::warn!("no descriptors for another RDMA connection");
+                    return self.works.port.close(id, Instant::now());
+                };
+                let peer = self.works.port.provider().peer(id);
+                // A peer without an address counts as one of the listener's own machine.
+                let peer = peer.unwrap_or(SocketAddr::new(listener.ip(), 0));
+                self.lines.insert(id, Line::new(id, qid, grant.entries, near));
+                self.arrivals.push_back(Arrival { id, peer, bell: far });
+            }
+            TargetPortEvent::Queue(event) => match self.lines.get_mut(&id) {
+                Some(line) => {
+                    line.handle(&mut self.works, event);
+                    line.ring_if_waited_for();
+                }
+                None => self.give_back(id, event),
+            },
+            TargetPortEvent::Closed => {
+                let Some(line) = self.lines.get_mut(&id) else { return };
+                line.is_over = true;
+                if line.is_dropped {
+                    line.end(&mut self.works);
+                    self.lines.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// A command of a connection that never came to be.
+    fn give_back(&mut self, id: ConnectionId, event: TargetEvent) {
+        if let TargetEvent::Command { token, sqe, .. } = event
+            && let Some(queue) = self.works.port.queue(id)
+        {
+            let cid = sqe.command_id();
+            let status = raceline_proto::nvme::Status::ABORT_REQUESTED;
+            let cqe = raceline_proto::nvme::Cqe { cid, status, ..Default::default() };
+            queue.respond(token, cqe, None, u32::MAX);
+        }
+    }
+
+    /// Buffers have come back: those who wait for one try again.
+    fn feed(&mut self) {
+        for id in std::mem::take(&mut self.works.starved) {
+            let Some(line) = self.lines.get_mut(&id) else { continue };
+            line.is_starved = false;
+            line.fetch(&mut self.works);
+            line.is_stalled = false;
+            line.ring_if_waited_for();
+        }
+    }
+
+    // ------------------------------------------------------------------------- listener
+
+    /// The next connection.
+    pub(super) fn accept(&mut self) -> Option<Arrival> {
+        self.pump();
+        if self.arrivals.is_empty() {
+            self.works.port.provider().arm();
+            // What was there before is not told; what comes from now on is.
+            for _ in 0..MAX_PUMPS {
+                if !self.pump() {
+                    break;
+                }
+            }
+        }
+        self.arrivals.pop_front()
+    }
+
+    /// The listener is gone: whom nobody has accepted is refused, and the streams look for themselves.
+    pub(super) fn orphan(&mut self) {
+        self.is_orphaned = true;
+        for arrival in std::mem::take(&mut self.arrivals) {
+            self.close(arrival.id, true);
+        }
+        self.lines.values_mut().for_each(Line::ring);
+    }
+
+    // -------------------------------------------------------------------------- streams
+
+    /// A stream begins a try: its bell is silent from now on.
+    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) {
+        if let Some(line) = self.lines.get_mut(&id) {
+            line.waiting = Interest::NONE;
+            if std::mem::take(&mut line.is_rung) {
+                // It was rung once; an error means that there is nothing to silence.
+                let _ = bell.read(&mut [0; 8]);
+            }
+        }
+        self.pump_work();
+    }
+
+    /// A stream ends a try, and waits for this.
+    pub(super) fn wait(&mut self, id: ConnectionId, waiting: Interest) {
+        if let Some(line) = self.lines.get_mut(&id) {
+            line.waiting = waiting;
+            // Something may have come since it has looked.
+            line.ring_if_waited_for();
+            if self.is_orphaned && !waiting.is_none() {
+                line.ring();
+            }
+        }
+    }
+
+    pub(super) fn unread(&self, id: ConnectionId) -> usize {
+        self.lines.get(&id).map_or(0, Line::unread)
+    }
+
+    /// [`raceline_reactor::ByteStream::receive`].
+    pub(super) fn receive(
+        &mut self,
+        id: ConnectionId,
+        into: &mut RecvBuffers,
+    ) -> io::Result<usize> {
+        let line = self.lines.get_mut(&id).ok_or_else(lost)?;
+        if let Some(loss) = line.loss {
+            return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
+        }
+        match line.receive(&mut self.works, into) {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            count => {
+                if self.works.released {
+                    self.settle(Instant::now());
+                }
+                Ok(count)
+            }
+        }
+    }
+
+    /// [`raceline_reactor::ByteStream::transmit`].
+    pub(super) fn transmit(
+        &mut self,
+        id: ConnectionId,
+        batch: &mut SendBatch,
+    ) -> io::Result<usize> {
+        let line = self.lines.get_mut(&id).ok_or_else(lost)?;
+        if let Some(loss) = line.loss {
+            return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
+        }
+        let count = batch.copy_unsent(&mut self.scratch);
+        let taken = line.transmit(&mut self.works, &self.scratch[..count]);
+        let now = Instant::now();
+        match taken {
+            Ok(taken) => {
+                self.settle(now);
+                if taken > 0 { Ok(taken) } else { Err(io::ErrorKind::WouldBlock.into()) }
+            }
+            Err(what) => {
+                tracing::error!(what, "the target has sent a PDU that RDMA cannot carry");
+                self.works.port.close(id, now);
+                self.settle(now);
+                Err(io::Error::other(what))
+            }
+        }
+    }
+
+    /// Nobody has the connection any longer.
+    pub(super) fn close(&mut self, id: ConnectionId, reset: bool) {
+        let now = Instant::now();
+        let Some(line) = self.lines.get_mut(&id).filter(|line| !line.is_dropped) else { return };
+        line.is_dropped = true;
+        line.waiting = Interest::NONE;
+        line.drop_input(&mut self.works);
+        if line.is_over {
+            line.end(&mut self.works);
+            self.lines.remove(&id);
+            return self.settle(now);
+        }
+        let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());
+        if leaves && !reset {
+            self.closing.push((id, now + LINGER));
+        } else {
+            self.finish_closing(id, now);
+        }
+        self.settle(now);
+    }
+
+    fn finish_closing(&mut self, id: ConnectionId, now: Instant) {
+        self.works.port.close(id, now);
+        if let Some(line) = self.lines.get_mut(&id) {
+            line.abandon(&mut self.works);
+        }
+    }
+}
+
+impl Drop for Hub {
+    /// Nobody is left who could wait for last responses to leave.
+    fn drop(&mut self) {
+        let until = Instant::now() + LAST_LINGER;
+        let leaves = |hub: &mut Self| {
+            let ids: Vec<_> = hub.lines.keys().copied().collect();
+            ids.into_iter()
+                .any(|id| hub.works.port.queue(id).is_some_and(|queue| queue.awaits_host()))
+        };
+        while leaves(self) && Instant::now() < until {
+            self.pump();
+            std::thread::yield_now();
+        }
+        for id in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.finish_closing(id, Instant::now());
+        }
+        self.settle(Instant::now());
+        for (_, mut line) in std::mem::take(&mut self.lines) {
+            line.end(&mut self.works);
+        }
+        let Works { port, fetched, given, .. } = &mut self.works;
+        fetched.end(port.provider());
+        given.end(port.provider());
+    }
+}
+
+fn lost() -> io::Error {
+    io::ErrorKind::ConnectionReset.into()
+}
+
+/// The two ends of a bell.
+fn bell() -> io::Result<(UnixStream, UnixStream)> {
+    let (near, far) = UnixStream::pair()?;
+    near.set_nonblocking(true)?;
+    far.set_nonblocking(true)?;
+    Ok((near, far))
+}

@@ -1,0 +1,694 @@
+//! One RDMA connection: its capsules and data as PDUs of NVMe/TCP, both ways.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use raceline_proto::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectWords};
+use raceline_proto::nvme::opcode::fabrics;
+use raceline_proto::nvme::{CommandId, Cqe, QueueId, SglDescriptor, Sqe, Status};
+use raceline_proto::rdma::HostData;
+use raceline_proto::tcp::pdu::{
+    C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, CommonHeader, H2cDataPdu, IcReqPdu, IcRespPdu,
+    MIN_MAXH2CDATA, PduType, R2tPdu, flags,
+};
+use raceline_rdma::verbs::{ConnectionId, Provider, Region};
+use raceline_rdma::{CommandToken, Loss, TargetEvent, TargetPort};
+use raceline_reactor::Interest;
+use raceline_reactor::io::RecvBuffers;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::buffers::Buffers;
+use super::config::Device;
+
+/// Bytes of the longest header.
+const MAX_HEADER: usize = IcReqPdu::LEN;
+/// The tag of a response without data.
+const NO_DATA: u32 = u32::MAX;
+/// Offset of SQSIZE in a Connect (Fabrics 1.1, 3.3).
+const IPO_SQSIZE: u32 = 44;
+/// Offset of QID there.
+const IPO_QID: u32 = 42;
+
+/// The device, and the memory for data.
+pub(super) struct Works {
+    pub(super) port: TargetPort<Device>,
+    /// For data from hosts.
+    pub(super) fetched: Buffers,
+    /// For data to hosts.
+    pub(super) given: Buffers,
+    /// Connections that have found no buffer.
+    pub(super) starved: Vec<ConnectionId>,
+    /// A buffer has come back since the starved ones have tried.
+    pub(super) released: bool,
+}
+
+impl Works {
+    fn give_fetched(&mut self, region: Region) {
+        self.fetched.give(region);
+        self.released = true;
+    }
+
+    fn give_given(&mut self, region: Region) {
+        self.given.give(region);
+        self.released = true;
+    }
+}
+
+/// Bytes that the controller reads next.
+#[derive(Debug)]
+enum Piece {
+    /// A header, from `at` on.
+    Header { bytes: [u8; MAX_HEADER], at: usize, len: usize },
+    /// Data that came in a capsule.
+    Capsule { capsules: Region, at: u32, end: u32 },
+    /// Data that were fetched; with the last of them, the buffer is free.
+    Fetched { region: Region, at: u32, end: u32, last: bool },
+}
+
+impl Piece {
+    fn header(pdu: &(impl IntoBytes + Immutable)) -> Self {
+        let pdu = pdu.as_bytes();
+        let mut bytes = [0; MAX_HEADER];
+        bytes[..pdu.len()].copy_from_slice(pdu);
+        Self::Header { bytes, at: 0, len: pdu.len() }
+    }
+
+    fn len(&self) -> usize {
+        match *self {
+            Self::Header { at, len, .. } => len - at,
+            Self::Capsule { at, end, .. } | Self::Fetched { at, end, .. } => {
+                usize::try_from(end - at).unwrap_or(usize::MAX)
+            }
+        }
+    }
+}
+
+/// A command that the controller has.
+#[derive(Debug, Default)]
+struct Command {
+    /// `None`: its data are being fetched.
+    token: Option<CommandToken>,
+    cid: CommandId,
+    /// Bytes in the host's memory.
+    len: u32,
+    /// TTAG of the R2T.
+    ttag: u16,
+    /// Its data wait for a buffer.
+    waits: bool,
+    fetched: Option<Region>,
+    given: Option<Region>,
+    /// Bytes in `given`.
+    received: u32,
+    /// The controller has answered before its data were there.
+    early: Option<Cqe>,
+}
+
+/// What of the controller's bytes comes next.
+#[derive(Clone, Copy, Debug)]
+enum Expects {
+    /// The header in [`Line::header`].
+    Header,
+    /// Data for a command.
+    Data { slot: u16, at: u32, left: u32, success: bool },
+    /// Bytes that mean nothing.
+    Skip(usize),
+}
+
+/// The controller's end has said something that it never says: a bug of the target.
+type Broken = &'static str;
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Line {
+    id: ConnectionId,
+    qid: QueueId,
+    /// Commands that the host may have outstanding.
+    entries: u16,
+    pieces: VecDeque<Piece>,
+    commands: Vec<Command>,
+    slots: HashMap<CommandId, u16>,
+    /// Commands whose data wait for a buffer.
+    to_fetch: VecDeque<u16>,
+    /// Buffers of responses that are under way, by tag.
+    sending: Vec<Option<Region>>,
+    tags: Vec<u32>,
+    header: [u8; MAX_HEADER],
+    header_len: usize,
+    expects: Expects,
+    max_h2c: u32,
+    /// Bytes of the buffers that it has.
+    held: u64,
+    /// A PDU waits for a buffer.
+    pub(super) is_stalled: bool,
+    /// It is among [`Works::starved`].
+    pub(super) is_starved: bool,
+    pub(super) loss: Option<Loss>,
+    /// The stream is gone.
+    pub(super) is_dropped: bool,
+    /// Nothing is left of the queue pair.
+    pub(super) is_over: bool,
+    /// What the stream's core waits for.
+    pub(super) waiting: Interest,
+    bell: UnixStream,
+    pub(super) is_rung: bool,
+}
+
+impl Line {
+    pub(super) fn new(id: ConnectionId, qid: QueueId, entries: u16, bell: UnixStream) -> Self {
+        let count = usize::from(entries);
+        let mut line = Self {
+            id,
+            qid,
+            entries,
+            pieces: VecDeque::with_capacity(2 * count + 1),
+            commands: (0..entries).map(|_| Command::default()).collect(),
+            slots: HashMap::with_capacity(2 * count),
+            to_fetch: VecDeque::with_capacity(count),
+            sending: Vec::with_capacity(count),
+            tags: Vec::with_capacity(count),
+            header: [0; MAX_HEADER],
+            header_len: 0,
+            expects: Expects::Header,
+            max_h2c: MIN_MAXH2CDATA,
+            held: 0,
+            is_stalled: false,
+            is_starved: false,
+            loss: None,
+            is_dropped: false,
+            is_over: false,
+            waiting: Interest::NONE,
+            bell,
+            is_rung: false,
+        };
+        let common = common(PduType::IcReq, 0, 0);
+        // One R2T for each command; no digests, and no padding.
+        let request = IcReqPdu {
+            common,
+            pfv: 0.into(),
+            hpda: 0,
+            dgst: 0,
+            maxr2t: 0.into(),
+            reserved: [0; 112],
+        };
+        line.pieces.push_back(Piece::header(&request));
+        line
+    }
+
+    /// Wakes the stream's core, if that waits for what there is.
+    pub(super) fn ring_if_waited_for(&mut self) {
+        let reads = self.waiting.read && (self.has_input() || self.loss.is_some());
+        let writes = self.waiting.write && (!self.is_stalled || self.loss.is_some());
+        if reads || writes {
+            self.ring();
+        }
+    }
+
+    /// Wakes the stream's core.
+    pub(super) fn ring(&mut self) {
+        // A bell that is full has rung.
+        if !std::mem::replace(&mut self.is_rung, true) {
+            let _ = self.bell.write(&[1]);
+        }
+    }
+
+    // ------------------------------------------------------------------- to the controller
+
+    /// Whether the controller has bytes to read.
+    pub(super) fn has_input(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// Bytes that the controller can read.
+    pub(super) fn unread(&self) -> usize {
+        self.pieces.iter().map(Piece::len).sum()
+    }
+
+    /// Puts what the controller reads next where it wants to have it. Gives the number of bytes.
+    pub(super) fn receive(&mut self, works: &mut Works, into: &mut RecvBuffers) -> usize {
+        let (room, mut filled) = (into.room(), 0);
+        while filled < room
+            && let Some(piece) = self.pieces.front_mut()
+        {
+            match piece {
+                Piece::Header { bytes, at, len } => {
+                    let count = into.put(filled, &bytes[*at..*len]);
+                    *at += count;
+                    filled += count;
+                }
+                Piece::Capsule { capsules: region, at, end }
+                | Piece::Fetched { region, at, end, .. } => {
+                    for part in into.parts(filled) {
+                        let left = usize::try_from(*end - *at).unwrap_or(usize::MAX);
+                        let count = left.min(part.len());
+                        works.port.provider().read(region, *at, &mut part[..count]);
+                        *at += u32::try_from(count).unwrap_or(0);
+                        filled += count;
+                    }
+                }
+            }
+            if piece.len() == 0 {
+                self.end_piece(works);
+            }
+        }
+        filled
+    }
+
+    fn end_piece(&mut self, works: &mut Works) {
+        if let Some(Piece::Fetched { region, last: true, .. }) = self.pieces.pop_front() {
+            self.held -= u64::from(region.len);
+            works.give_fetched(region);
+        }
+    }
+
+    /// Something has happened on the queue.
+    pub(super) fn handle(&mut self, works: &mut Works, event: TargetEvent) {
+        match event {
+            TargetEvent::Command { token, sqe, data } => self.take_command(works, token, sqe, data),
+            TargetEvent::DataHere(token) => self.data_here(works, token),
+            TargetEvent::DataLost(slot) => {
+                let command = &mut self.commands[usize::from(slot)];
+                self.slots.remove(&command.cid);
+                if let Some(region) = command.fetched.take() {
+                    self.held -= u64::from(region.len);
+                    works.give_fetched(region);
+                }
+            }
+            TargetEvent::Responded(NO_DATA) => {}
+            TargetEvent::Responded(tag) => {
+                let place = self.sending.get_mut(usize::try_from(tag).unwrap_or(usize::MAX));
+                if let Some(region) = place.and_then(Option::take) {
+                    self.tags.push(tag);
+                    self.held -= u64::from(region.len);
+                    works.give_given(region);
+                }
+            }
+            TargetEvent::Lost(loss) => {
+                let (connection, qid) = (self.id.0, self.qid);
+                match loss {
+                    Loss::Closed | Loss::Disconnected => {
+                        tracing::debug!(connection, %qid, %loss, "an RDMA queue has ended");
+                    }
+                    _ => tracing::info!(connection, %qid, %loss, "an RDMA queue has ended"),
+                }
+                self.loss = Some(loss);
+            }
+        }
+    }
+
+    fn take_command(
+        &mut self,
+        works: &mut Works,
+        token: CommandToken,
+        mut sqe: Sqe,
+        data: Result<HostData, Status>,
+    ) {
+        let cid = sqe.command_id();
+        let judged = match data {
+            Ok(_) if self.slots.contains_key(&cid) => Err((Status::CID_CONFLICT.dnr(), 0)),
+            Ok(data) => self.check_connect(works, &mut sqe).map(|()| data),
+            Err(status) => Err((status, 0)),
+        };
+        let data = match judged {
+            Ok(_) if self.is_dropped => return self.refuse(works, token, cid, ABORTED),
+            Ok(data) => data,
+            Err(refusal) => return self.refuse(works, token, cid, refusal),
+        };
+        let slot = token.slot();
+        let capsule = match (&data, works.port.queue(self.id)) {
+            (HostData::InCapsule { .. }, Some(queue)) => {
+                Some((queue.in_capsule(&token, &data), *queue.capsules()))
+            }
+            _ => None,
+        };
+        let behind = capsule.map_or(0, |((_, len), _)| len);
+        if behind > 0 {
+            sqe.sgl1 = SglDescriptor::in_capsule(behind);
+        }
+        let common = common(PduType::CapsuleCmd, 0, behind);
+        self.pieces.push_back(Piece::header(&CapsuleCmdPdu { common, sqe }));
+        if let Some(((at, len), capsules)) = capsule {
+            self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
+        }
+        self.slots.insert(cid, slot);
+        self.commands[usize::from(slot)] =
+            Command { token: Some(token), cid, len: data.len(), ..Command::default() };
+    }
+
+    /// Answers a command that the controller does not get to see.
+    fn refuse(
+        &mut self,
+        works: &mut Works,
+        token: CommandToken,
+        cid: CommandId,
+        (status, dw0): (Status, u32),
+    ) {
+        if let Some(queue) = works.port.queue(self.id) {
+            queue.respond(token, Cqe { cid, status, dw0, ..Cqe::default() }, None, NO_DATA);
+        }
+    }
+
+    /// A Connect has to ask for what the connection manager has granted.
+    fn check_connect(&mut self, works: &mut Works, sqe: &mut Sqe) -> Result<(), (Status, u32)> {
+        if sqe.opc != fabrics::OPCODE || sqe.fctype() != fabrics::CONNECT {
+            return Ok(());
+        }
+        let words = ConnectWords::parse(sqe);
+        let wrong = Status::CONNECT_INVALID_PARAMETERS.dnr();
+        if words.qid != self.qid {
+            return Err((wrong, IPO_QID));
+        }
+        if words.sqsize >= self.entries {
+            return Err((wrong, IPO_SQSIZE));
+        }
+        if let Some(queue) = works.port.queue(self.id) {
+            queue.set_sq_entries(words.sqsize + 1);
+        }
+        // The host learns by the response that it was not disabled.
+        let [a, b, cattr, c] = sqe.cdw11.get().to_le_bytes();
+        sqe.cdw11 = U32::from_bytes([a, b, cattr & !CATTR_DISABLE_SQ_FLOW, c]);
+        Ok(())
+    }
+
+    /// The data of a command are here.
+    fn data_here(&mut self, works: &mut Works, token: CommandToken) {
+        let slot = token.slot();
+        let command = &mut self.commands[usize::from(slot)];
+        let (cid, ttag, len) = (command.cid, command.ttag, command.len);
+        let Some(region) = command.fetched.take() else { return };
+        if let Some(cqe) = command.early.take() {
+            self.held -= u64::from(region.len);
+            works.give_fetched(region);
+            return self.respond(works, slot, token, cqe);
+        }
+        command.token = Some(token);
+        let mut at = 0;
+        while at < len {
+            let count = self.max_h2c.min(len - at);
+            let end = at + count;
+            let last = end == len;
+            let flags = if last { flags::LAST_PDU } else { 0 };
+            let header = H2cDataPdu {
+                common: common(PduType::H2cData, flags, count),
+                cccid: cid.0.into(),
+                ttag: ttag.into(),
+                datao: at.into(),
+                datal: count.into(),
+                reserved: [0; 4],
+            };
+            self.pieces.push_back(Piece::header(&header));
+            self.pieces.push_back(Piece::Fetched { region, at, end, last });
+            at = end;
+        }
+    }
+
+    // ----------------------------------------------------------------- from the controller
+
+    /// Takes bytes of the controller. Gives how many: fewer when there is no buffer for what follows.
+    pub(super) fn transmit(&mut self, works: &mut Works, bytes: &[u8]) -> Result<usize, Broken> {
+        let mut rest = bytes;
+        self.is_stalled = false;
+        loop {
+            match &mut self.expects {
+                Expects::Header => {
+                    let wanted = self.wanted_header()?;
+                    let count = (wanted - self.header_len).min(rest.len());
+                    let (now, later) = rest.split_at(count);
+                    self.header[self.header_len..][..count].copy_from_slice(now);
+                    self.header_len += count;
+                    rest = later;
+                    if self.header_len < wanted {
+                        break;
+                    }
+                    if wanted == CommonHeader::LEN {
+                        continue;
+                    }
+                    if !self.handle_header(works)? {
+                        self.is_stalled = true;
+                        break;
+                    }
+                    self.header_len = 0;
+                }
+                Expects::Skip(left) => {
+                    let count = rest.len().min(*left);
+                    rest = &rest[count..];
+                    *left -= count;
+                    if *left > 0 {
+                        break;
+                    }
+                    self.expects = Expects::Header;
+                }
+                Expects::Data { slot, at, left, success } => {
+                    let count = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    let (now, later) = rest.split_at(count);
+                    let command = &mut self.commands[usize::from(*slot)];
+                    let Some(region) = &command.given else { return Err("data without a buffer") };
+                    works.port.provider().write(region, *at, now);
+                    let count = u32::try_from(count).unwrap_or(0);
+                    (*at, *left) = (*at + count, *left - count);
+                    command.received += count;
+                    rest = later;
+                    if *left > 0 {
+                        break;
+                    }
+                    let (cid, success) = (command.cid, *success);
+                    self.expects = Expects::Header;
+                    if success {
+                        self.finish(works, Cqe { cid, ..Cqe::default() })?;
+                    }
+                }
+            }
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Bytes of the header that is coming, as far as that is known.
+    fn wanted_header(&self) -> Result<usize, Broken> {
+        if self.header_len < CommonHeader::LEN {
+            return Ok(CommonHeader::LEN);
+        }
+        match usize::from(self.header[2]) {
+            hlen if (CommonHeader::LEN + 1..=MAX_HEADER).contains(&hlen) => Ok(hlen),
+            _ => Err("a header of a wrong length"),
+        }
+    }
+
+    /// Handles a header that is complete. False: there is no buffer for what it announces.
+    fn handle_header(&mut self, works: &mut Works) -> Result<bool, Broken> {
+        let header = &self.header[..self.header_len];
+        match PduType::from_wire(header[0]) {
+            Some(PduType::IcResp) => {
+                let response = parse::<IcRespPdu>(header)?;
+                if response.dgst != 0 || response.cpda != 0 {
+                    return Err("an ICResp with digests or padding");
+                }
+                self.max_h2c = response.maxh2cdata.get().max(1);
+            }
+            Some(PduType::CapsuleResp) => {
+                let cqe = Cqe::from_bytes(&parse::<CapsuleRespPdu>(header)?.cqe);
+                self.finish(works, cqe)?;
+            }
+            Some(PduType::C2hData) => {
+                let data = *parse::<C2hDataPdu>(header)?;
+                return self.begin_data(works, &data);
+            }
+            Some(PduType::R2t) => {
+                let r2t = *parse::<R2tPdu>(header)?;
+                self.ask(works, &r2t)?;
+            }
+            Some(PduType::C2hTermReq) => {
+                let plen = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+                let rest = usize::try_from(plen).unwrap_or(0).saturating_sub(header.len());
+                self.expects = Expects::Skip(rest);
+                self.loss.get_or_insert(Loss::Closed);
+            }
+            _ => return Err("a PDU that no controller sends"),
+        }
+        Ok(true)
+    }
+
+    /// Whether it may have another buffer of the size for so many bytes.
+    fn may_hold(&self, len: u32, share: u64) -> bool {
+        self.held == 0 || self.held + Buffers::size_of(len) <= share
+    }
+
+    fn starve(&mut self, works: &mut Works) {
+        if !std::mem::replace(&mut self.is_starved, true) {
+            works.starved.push(self.id);
+        }
+    }
+
+    fn begin_data(&mut self, works: &mut Works, data: &C2hDataPdu) -> Result<bool, Broken> {
+        let cid = CommandId(data.cccid.get());
+        let slot = *self.slots.get(&cid).ok_or("data of an unknown command")?;
+        let (at, left) = (data.datao.get(), data.datal.get());
+        let len = self.commands[usize::from(slot)].len;
+        let fits = at.checked_add(left).is_some_and(|end| end <= len);
+        if !fits || usize::from(data.common.pdo) != C2hDataPdu::LEN || left == 0 {
+            return Err("data that the host has no room for");
+        }
+        if self.commands[usize::from(slot)].given.is_none() {
+            let share = works.given.share();
+            let region = if self.may_hold(len, share) {
+                works.given.take(works.port.provider(), len)
+            } else {
+                None
+            };
+            let Some(region) = region else {
+                self.starve(works);
+                return Ok(false);
+            };
+            self.held += u64::from(region.len);
+            self.commands[usize::from(slot)].given = Some(region);
+        }
+        let success = data.common.flags & flags::SUCCESS != 0;
+        self.expects = Expects::Data { slot, at, left, success };
+        Ok(true)
+    }
+
+    /// The controller asks for the data of a command, always for all of them.
+    fn ask(&mut self, works: &mut Works, r2t: &R2tPdu) -> Result<(), Broken> {
+        let cid = CommandId(r2t.cccid.get());
+        let slot = *self.slots.get(&cid).ok_or("an R2T of an unknown command")?;
+        let command = &mut self.commands[usize::from(slot)];
+        if r2t.r2to.get() != 0 || r2t.r2tl.get() != command.len || command.waits {
+            return Err("an R2T for a part of a command's data");
+        }
+        command.ttag = r2t.ttag.get();
+        command.waits = true;
+        self.to_fetch.push_back(slot);
+        self.fetch(works);
+        Ok(())
+    }
+
+    /// Fetches data for which there are buffers.
+    pub(super) fn fetch(&mut self, works: &mut Works) {
+        while let Some(&slot) = self.to_fetch.front() {
+            let command = &self.commands[usize::from(slot)];
+            let len = command.len;
+            if !command.waits || command.token.is_none() {
+                self.to_fetch.pop_front();
+                continue;
+            }
+            let share = works.fetched.share();
+            let region = if self.may_hold(len, share) {
+                works.fetched.take(works.port.provider(), len)
+            } else {
+                None
+            };
+            let Some(region) = region else { return self.starve(works) };
+            self.to_fetch.pop_front();
+            self.held += u64::from(region.len);
+            let command = &mut self.commands[usize::from(slot)];
+            command.waits = false;
+            command.fetched = Some(region);
+            if let (Some(token), Some(queue)) = (command.token.take(), works.port.queue(self.id)) {
+                queue.read_host_data(token, region.slice(0, len));
+            }
+        }
+    }
+
+    /// The controller has ended a command.
+    fn finish(&mut self, works: &mut Works, cqe: Cqe) -> Result<(), Broken> {
+        let slot = *self.slots.get(&cqe.cid).ok_or("a response to an unknown command")?;
+        let command = &mut self.commands[usize::from(slot)];
+        match command.token.take() {
+            Some(token) => self.respond(works, slot, token, cqe),
+            None => command.early = Some(cqe),
+        }
+        Ok(())
+    }
+
+    fn respond(&mut self, works: &mut Works, slot: u16, token: CommandToken, mut cqe: Cqe) {
+        let command = &mut self.commands[usize::from(slot)];
+        self.slots.remove(&command.cid);
+        command.waits = false;
+        let (len, received) = (command.len, command.received);
+        let mut data = command.given.take();
+        if let Some(region) = data
+            && (!cqe.status.is_success() || received != len)
+        {
+            if cqe.status.is_success() {
+                tracing::error!(received, len, "a command has succeeded without all of its data");
+                cqe.status = Status::DATA_TRANSFER_ERROR;
+            }
+            self.held -= u64::from(region.len);
+            works.give_given(region);
+            data = None;
+        }
+        let tag = data.map_or(NO_DATA, |region| self.tag(region));
+        let data = data.map(|region| region.slice(0, len));
+        if let Some(queue) = works.port.queue(self.id) {
+            queue.respond(token, cqe, data, tag);
+        }
+    }
+
+    /// A name for the buffer of a response.
+    fn tag(&mut self, region: Region) -> u32 {
+        let tag = self.tags.pop().unwrap_or_else(|| {
+            self.sending.push(None);
+            u32::try_from(self.sending.len() - 1).unwrap_or(NO_DATA - 1)
+        });
+        self.sending[usize::try_from(tag).unwrap_or(0)] = Some(region);
+        tag
+    }
+
+    // -------------------------------------------------------------------------- the end
+
+    /// The controller reads nothing more.
+    pub(super) fn drop_input(&mut self, works: &mut Works) {
+        while !self.pieces.is_empty() {
+            self.end_piece(works);
+        }
+        self.to_fetch.clear();
+    }
+
+    /// Gives all commands back. The queue has ended.
+    pub(super) fn abandon(&mut self, works: &mut Works) {
+        self.expects = Expects::Skip(usize::MAX);
+        for slot in 0..self.entries {
+            let command = &mut self.commands[usize::from(slot)];
+            let cid = command.cid;
+            command.early = Some(Cqe { cid, status: ABORTED.0, ..Cqe::default() });
+            if let Some(token) = command.token.take() {
+                let cqe = Cqe { cid, status: ABORTED.0, ..Cqe::default() };
+                self.respond(works, slot, token, cqe);
+            }
+        }
+    }
+
+    /// Nothing is left of the queue pair: gives all memory back.
+    pub(super) fn end(&mut self, works: &mut Works) {
+        self.drop_input(works);
+        for command in &mut self.commands {
+            command.fetched.take().into_iter().for_each(|region| works.give_fetched(region));
+            command.given.take().into_iter().for_each(|region| works.give_given(region));
+        }
+        for region in self.sending.drain(..).flatten() {
+            works.give_given(region);
+        }
+        self.held = 0;
+    }
+}
+
+/// The answer to commands whose connection ends.
+const ABORTED: (Status, u32) = (Status::ABORT_REQUESTED, 0);
+
+fn common(kind: PduType, flags: u8, data: u32) -> CommonHeader {
+    let hlen = kind.hlen();
+    let plen = (u32::from(hlen) + data).into();
+    CommonHeader {
+        pdu_type: kind.to_wire(),
+        flags,
+        hlen,
+        pdo: if data > 0 { hlen } else { 0 },
+        plen,
+    }
+}
+
+fn parse<T: FromBytes + KnownLayout + Immutable + zerocopy::Unaligned>(
+    header: &[u8],
+) -> Result<&T, Broken> {
+    T::ref_from_bytes(header).map_err(|_| "a header of a wrong length")
+}

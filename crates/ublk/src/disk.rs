@@ -1,0 +1,592 @@
+//! A disk: added, started, served, and ended; or taken over from a process that was killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
+use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+
+use crate::control::Control;
+use crate::plan::Facts;
+use crate::serve::{Core, Message, Part};
+use crate::uapi::{Command, DeviceInfo, Params, SECTOR, attribute, feature, state};
+
+/// Requests of a queue at a time, unless told otherwise.
+pub const DEFAULT_DEPTH: u16 = 128;
+
+/// Most bytes of data of a request, unless told otherwise.
+pub const DEFAULT_MAX_IO_BYTES: u32 = 512 << 10;
+
+/// The most that can be chosen.
+pub const MAX_IO_BYTES: u32 = 4 << 20;
+
+/// Most memory for data of all requests together. It is taken when it is first used.
+pub const MAX_MEMORY_BYTES: u64 = 1 << 30;
+
+/// The least that can be chosen, and its unit: a page.
+const IO_UNIT: u32 = 4096;
+
+/// Most bytes that are discarded or zeroed by one request.
+const MAX_RANGE_BYTES: u64 = 1 << 30;
+
+/// How long the kernel may need to see that a process has ended, and to make the files of a disk.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Sizes and numbers of a core's buffers: those of the network; data have their own.
+const POOL: [(usize, usize); 2] = [(4 << 10, 256), (64 << 10, 64)];
+
+/// What the kernel keeps with a disk, so that it is known again: whose it is, and of which device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u64);
+
+impl Mark {
+    /// The upper 16 bits of all marks.
+    const OURS: u64 = 0x726c << 48;
+
+    /// The mark of a device by a text that names it and no other.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+        Self(Self::OURS | hash >> 16)
+    }
+
+    fn is_ours(mark: u64) -> bool {
+        mark >> 48 == Self::OURS >> 48
+    }
+}
+
+/// What to make.
+#[derive(Clone)]
+pub struct DiskConfig {
+    /// The device.
+    pub device: SharedBdev,
+    /// How the disk is known again.
+    pub mark: Mark,
+    /// The number N of `/dev/ublkbN`; the kernel chooses if there is none.
+    pub id: Option<u32>,
+    /// The cores, with a queue each: a number to pin the thread to, or none to let it float.
+    pub cores: Vec<Option<usize>>,
+    /// How eagerly cores look for work.
+    pub mode: Mode,
+    /// Requests of a queue at a time.
+    pub depth: u16,
+    /// Most bytes of data of a request.
+    pub max_io_bytes: u32,
+    /// Writes are refused, although the device may take them.
+    pub read_only: bool,
+}
+
+impl DiskConfig {
+    /// One core that floats, and the defaults.
+    #[must_use]
+    pub fn new(device: SharedBdev, mark: Mark) -> Self {
+        Self {
+            device,
+            mark,
+            id: None,
+            cores: vec![None],
+            mode: Mode::default(),
+            depth: DEFAULT_DEPTH,
+            max_io_bytes: DEFAULT_MAX_IO_BYTES,
+            read_only: false,
+        }
+    }
+}
+
+/// Why there is no disk.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The configuration cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// No io_uring.
+    #[error(
+        "a ublk disk needs io_uring with entries of 128 bytes, which this process cannot have ({0}): containers and the \
+         sysctl kernel.io_uring_disabled forbid it; allow io_uring_setup in the container's system-call filter, or use NBD"
+    )]
+    NoRing(io::Error),
+    /// No driver.
+    #[error(
+        "this kernel (Linux {0}) has no ublk driver at work: there is no /dev/ublk-control. Load it by `modprobe ublk_drv`, \
+         which Linux 6.0 and newer have if they are built with CONFIG_BLK_DEV_UBLK, or use NBD"
+    )]
+    NoDriver(String),
+    /// Not root.
+    #[error("/dev/ublk-control cannot be used by this user: only root makes disks of this kind")]
+    NotPermitted,
+    /// A file cannot be opened.
+    #[error("cannot open {0}: {1}")]
+    Open(String, io::Error),
+    /// The number is in use.
+    #[error(
+        "/dev/ublkb{0} is there already, and it is no disk of this device without a process; choose another number"
+    )]
+    InUse(u32),
+    /// What is found does not fit to the device.
+    #[error(
+        "cannot go on with /dev/ublkb{id}, whose process has ended: {why}; end it by `raceline disconnect -d /dev/ublkb{id}`"
+    )]
+    Other {
+        /// Its number.
+        id: u32,
+        /// What does not fit.
+        why: String,
+    },
+    /// A command was refused.
+    #[error("the kernel refuses {command} for /dev/ublkb{id}: {source}")]
+    Command {
+        /// The name of the command.
+        command: &'static str,
+        /// The number of the disk.
+        id: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// A core cannot be started.
+    #[error("cannot start a core: {0}")]
+    Core(io::Error),
+    /// The device has another size, which the kernel cannot give the disk.
+    #[error(
+        "the device has {now} bytes instead of {before}, and the disk keeps its size: a kernel before Linux 6.15 cannot \
+         change it. Disconnect and connect again for the new size"
+    )]
+    NoResize {
+        /// Before.
+        before: u64,
+        /// Now.
+        now: u64,
+    },
+}
+
+/// A running disk. Dropped without [`Disk::stop`], its threads run on.
+pub struct Disk {
+    control: Control,
+    id: u32,
+    device: SharedBdev,
+    cores: Vec<ReactorHandle<Message>>,
+    failed: Arc<AtomicBool>,
+    bytes: u64,
+    recovered: bool,
+    /// A size that was seen and could not be given to the disk.
+    refused_bytes: u64,
+}
+
+impl Disk {
+    /// Makes a disk, or goes on with that of the same mark whose process has ended. It is there on return.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn start(config: &DiskConfig) -> Result<Self, DiskError> {
+        check_config(config)?;
+        let mut control = Control::open()?;
+        match find(&mut control, config)? {
+            Some(found) => Self::recover(control, config, &found),
+            None => Self::create(control, config),
+        }
+    }
+
+    fn create(mut control: Control, config: &DiskConfig) -> Result<Self, DiskError> {
+        let device = config.device.info();
+        let asked = asked(config, &device, control.resizes());
+        let info = control.add(&asked).map_err(|source| match source.raw_os_error() {
+            Some(EEXIST) => DiskError::InUse(asked.id),
+            _ => refused(Command::Add, asked.id, source),
+        })?;
+        let (id, failed) = (info.id, Arc::new(AtomicBool::new(false)));
+        let params = params(&device, info.max_io_bytes, config.read_only);
+        let mut cores = Vec::new();
+        let mut begin = || -> Result<(), DiskError> {
+            let set = control.set_params(id, &params);
+            set.map_err(|source| refused(Command::SetParams, id, source))?;
+            serve(config, (&info, control.is_encoded()), &failed, &mut cores)?;
+            let worth = || !failed.load(Ordering::Acquire);
+            let started = control.simple(Command::Start, id, process_id(), &worth);
+            started.map_err(|source| refused(Command::Start, id, source))
+        };
+        if let Err(error) = begin() {
+            give_up(id, cores);
+            return Err(error);
+        }
+        let bytes = params.sectors * SECTOR;
+        let device = Arc::clone(&config.device);
+        let (recovered, refused_bytes) = (false, bytes);
+        Ok(Self { control, id, device, cores, failed, bytes, recovered, refused_bytes })
+    }
+
+    /// Goes on with a disk whose process has ended.
+    fn recover(
+        mut control: Control,
+        config: &DiskConfig,
+        info: &DeviceInfo,
+    ) -> Result<Self, DiskError> {
+        let id = info.id;
+        let before =
+            control.params(id).map_err(|source| refused(Command::GetParams, id, source))?;
+        let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
+        fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
+        let until = Instant::now() + PATIENCE;
+        // The kernel first sees the end of the process.
+        while let Err(source) = control.simple(Command::StartRecovery, id, process_id(), &|| true) {
+            if source.raw_os_error() != Some(EBUSY) || Instant::now() > until {
+                return Err(refused(Command::StartRecovery, id, source));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        let (failed, mut cores) = (Arc::new(AtomicBool::new(false)), Vec::new());
+        // When this fails, the disk waits for the next process.
+        serve(config, (info, control.is_encoded()), &failed, &mut cores)?;
+        let worth = || !failed.load(Ordering::Acquire);
+        let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
+        ended.map_err(|source| refused(Command::EndRecovery, id, source))?;
+        let bytes = before.sectors * SECTOR;
+        let device = Arc::clone(&config.device);
+        let (recovered, refused_bytes) = (true, bytes);
+        Ok(Self { control, id, device, cores, failed, bytes, recovered, refused_bytes })
+    }
+
+    /// `/dev/ublkbN`.
+    #[must_use]
+    pub fn path(&self) -> String {
+        path(self.id)
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it was made by another process before.
+    #[must_use]
+    pub fn is_recovered(&self) -> bool {
+        self.recovered
+    }
+
+    /// False once a core has ended by itself, or the kernel has refused a command of one.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        !self.failed.load(Ordering::Acquire) && self.cores.iter().all(ReactorHandle::is_running)
+    }
+
+    /// Looks whether the device has another size, and gives it to the disk; tells the new size.
+    ///
+    /// # Errors
+    /// When the kernel cannot; each size is told once.
+    pub fn follow_size(&mut self) -> Result<Option<u64>, DiskError> {
+        let info = self.device.info();
+        let now = info.block_count * u64::from(info.block_size);
+        if now == self.bytes || now == self.refused_bytes {
+            return Ok(None);
+        }
+        self.refused_bytes = now;
+        let before = self.bytes;
+        if !self.control.resizes() {
+            return Err(DiskError::NoResize { before, now });
+        }
+        for core in &self.cores {
+            // A core that has ended by itself has logged why.
+            let _ = core.sender().send(Message::Resized(now));
+        }
+        let updated = self.control.simple(Command::UpdateSize, self.id, now / SECTOR, &|| true);
+        updated.map_err(|source| refused(Command::UpdateSize, self.id, source))?;
+        self.bytes = now;
+        Ok(Some(now))
+    }
+
+    /// Ends the disk after what is in flight, and removes its files.
+    ///
+    /// # Errors
+    /// When the kernel refuses; then the disk may be left over.
+    pub fn stop(mut self) -> Result<(), DiskError> {
+        let stopped = self.control.simple(Command::Stop, self.id, 0, &|| true);
+        let stopped = stopped.map_err(|source| refused(Command::Stop, self.id, source));
+        if stopped.is_err() && self.is_running() {
+            return stopped;
+        }
+        join(self.cores);
+        let deleted = self.control.simple(Command::Delete, self.id, 0, &|| true);
+        match deleted {
+            // Somebody else has removed it.
+            Err(source) if source.raw_os_error() == Some(ENODEV) => Ok(()),
+            deleted => deleted.map_err(|source| refused(Command::Delete, self.id, source)),
+        }
+    }
+}
+
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+const ENODEV: i32 = 19;
+
+/// The path of a disk.
+#[must_use]
+pub fn path(id: u32) -> String {
+    format!("/dev/ublkb{id}")
+}
+
+/// Looks whether this machine can have disks.
+///
+/// # Errors
+/// When it cannot, or this process may not make any.
+pub fn check() -> Result<(), DiskError> {
+    Control::open().map(drop)
+}
+
+/// Has the kernel not wait for disks when it needs memory for this thread, and those that it starts: the disk may be
+/// the one that waits.
+pub fn be_io_flusher() {
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::warn!("a disk may hang when memory runs out: PR_SET_IO_FLUSHER: {error}");
+    }
+}
+
+/// Removes a disk of ours whose process has ended; false if there is none at this path.
+///
+/// # Errors
+/// When the driver cannot be used, or the kernel refuses.
+pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
+    let id = path.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
+    let Some(id) = id.filter(|_| Path::new(path).exists() || character_device(path)) else {
+        return Ok(false);
+    };
+    let mut control = Control::open()?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match control.info(id) {
+            Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
+                if info.state != state::LIVE {
+                    break;
+                }
+                // The kernel has not seen its end yet; or it runs where its number is another one, in a container.
+                if Instant::now() > until {
+                    return Ok(false);
+                }
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            _ => return Ok(false),
+        }
+    }
+    for command in [Command::Stop, Command::Delete] {
+        let ended = control.simple(command, id, 0, &|| true);
+        ended.map_err(|source| refused(command, id, source))?;
+    }
+    Ok(true)
+}
+
+/// Whether the character device of a disk is there, whose block device is gone.
+fn character_device(path: &str) -> bool {
+    Path::new(&path.replace("ublkb", "ublkc")).exists()
+}
+
+fn check_config(config: &DiskConfig) -> Result<(), DiskError> {
+    let invalid = |text: String| Err(DiskError::Invalid(text));
+    if config.cores.is_empty() || config.cores.len() > 64 {
+        return invalid("a ublk disk has 1 to 64 cores".to_owned());
+    }
+    if config.depth == 0 || config.depth > MAX_DEPTH {
+        return invalid(format!("a queue of a ublk disk has 1 to {MAX_DEPTH} requests at a time"));
+    }
+    let max = config.max_io_bytes;
+    if max == 0 || max > MAX_IO_BYTES || !max.is_multiple_of(IO_UNIT) {
+        return invalid(format!(
+            "a request of a ublk disk has at most 4 KiB to {} KiB, in steps of 4 KiB",
+            MAX_IO_BYTES >> 10
+        ));
+    }
+    let memory = config.cores.len() as u64 * u64::from(config.depth) * u64::from(max);
+    if memory > MAX_MEMORY_BYTES {
+        return invalid(format!(
+            "{} queues of {} requests of {} KiB would need {} MiB of memory, and {} MiB is the most; choose less of one",
+            config.cores.len(),
+            config.depth,
+            max >> 10,
+            memory >> 20,
+            MAX_MEMORY_BYTES >> 20
+        ));
+    }
+    let info = config.device.info();
+    if info.block_count == 0 || !(512..=4096).contains(&info.block_size) {
+        return invalid(format!("{} has no blocks that a disk can have", info.name));
+    }
+    Ok(())
+}
+
+/// The disk to go on with, if there is one.
+fn find(control: &mut Control, config: &DiskConfig) -> Result<Option<DeviceInfo>, DiskError> {
+    if let Some(id) = config.id {
+        return match control.info(id) {
+            Ok(info) if info.mark == config.mark.0 && is_orphan(&info) && outlives(&info) => {
+                Ok(Some(info))
+            }
+            Ok(_) => Err(DiskError::InUse(id)),
+            Err(_) => Ok(None),
+        };
+    }
+    let mut ids: Vec<u32> = fs::read_dir("/dev")
+        .map_err(|error| DiskError::Open("/dev".to_owned(), error))?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
+        .collect();
+    ids.sort_unstable();
+    let infos = ids.into_iter().filter_map(|id| control.info(id).ok());
+    let mut fitting = infos.filter(|info| info.mark == config.mark.0);
+    Ok(fitting.find(|info| is_orphan(info) && outlives(info)))
+}
+
+/// Whether nobody serves a disk any more.
+fn is_orphan(info: &DeviceInfo) -> bool {
+    match info.state {
+        state::LIVE | state::DEAD => {
+            info.pid <= 0 || !Path::new(&format!("/proc/{}", info.pid)).exists()
+        }
+        _ => true,
+    }
+}
+
+/// Whether a disk waits for the next process.
+fn outlives(info: &DeviceInfo) -> bool {
+    info.features & feature::USER_RECOVERY != 0
+        && matches!(info.state, state::LIVE | state::QUIESCED)
+}
+
+/// What the kernel is asked for.
+fn asked(config: &DiskConfig, device: &BdevInfo, resizes: bool) -> DeviceInfo {
+    // What was in memory of the process is gone with it, and must not be taken for the same disk.
+    let recovery = match device.reads_in_place {
+        true => 0,
+        false => feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE,
+    };
+    let resize = if resizes { feature::UPDATE_SIZE } else { 0 };
+    DeviceInfo {
+        queues: u16::try_from(config.cores.len()).unwrap_or(u16::MAX),
+        depth: config.depth,
+        state: state::DEAD,
+        max_io_bytes: config.max_io_bytes,
+        id: config.id.unwrap_or(u32::MAX),
+        pid: i32::try_from(std::process::id()).unwrap_or(0),
+        features: feature::COMP_IN_TASK | feature::CMD_IOCTL_ENCODE | recovery | resize,
+        mark: config.mark.0,
+    }
+}
+
+/// What the disk is like.
+fn params(device: &BdevInfo, max_io_bytes: u32, read_only: bool) -> Params {
+    let read_only = read_only || device.read_only;
+    let cache =
+        if device.volatile_write_cache { attribute::VOLATILE_CACHE | attribute::FUA } else { 0 };
+    let shift = |bytes: u32| u8::try_from(bytes.max(1).ilog2()).unwrap_or(9);
+    let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX);
+    let range = if read_only { 0 } else { sectors(MAX_RANGE_BYTES) };
+    Params {
+        attributes: cache | if read_only { attribute::READ_ONLY } else { 0 },
+        logical_shift: shift(device.block_size),
+        physical_shift: shift(device.physical_block_size.clamp(device.block_size, 1 << 20)),
+        max_sectors: sectors(max_io_bytes.into()),
+        sectors: device.block_count * (u64::from(device.block_size) / SECTOR),
+        discard_granularity: device.physical_block_size.clamp(device.block_size, 1 << 20),
+        max_discard_sectors: if device.deallocate { range } else { 0 },
+        max_zeroes_sectors: range,
+    }
+}
+
+/// Whether a disk can be of a device now, as it was of the same before.
+fn fits(before: &Params, now: &Params) -> Result<(), String> {
+    if before.logical_shift != now.logical_shift {
+        let (had, has) = (1_u32 << (before.logical_shift & 31), 1_u32 << (now.logical_shift & 31));
+        return Err(format!("its blocks have {had} bytes, and those of the device {has}"));
+    }
+    if before.sectors > now.sectors {
+        let (had, has) = (before.sectors, now.sectors);
+        return Err(format!("it has {had} sectors, and the device only {has}"));
+    }
+    let is_read_only = |params: &Params| params.attributes & attribute::READ_ONLY != 0;
+    if is_read_only(now) && !is_read_only(before) {
+        return Err("it can be written, and the device cannot".to_owned());
+    }
+    Ok(())
+}
+
+/// Starts the cores of a disk's queues.
+fn serve(
+    config: &DiskConfig,
+    (info, ioctl_encode): (&DeviceInfo, bool),
+    failed: &Arc<AtomicBool>,
+    cores: &mut Vec<ReactorHandle<Message>>,
+) -> Result<(), DiskError> {
+    let file = Arc::new(open_character_device(info.id)?);
+    let facts = Facts::new(&config.device.info(), info.max_io_bytes, config.read_only);
+    for (queue, core) in (0..info.queues).zip(config.cores.iter().cycle()) {
+        let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
+        let part = Part {
+            file: Arc::clone(&file),
+            device: Arc::clone(&config.device),
+            queue: UblkQueue { queue, depth, max_io_bytes, ioctl_encode },
+            facts,
+            failed: Arc::clone(failed),
+        };
+        let reactor = ReactorConfig {
+            core: *core,
+            mode: config.mode,
+            backend: Backend::Uring,
+            pool: PoolConfig::new(&POOL),
+            name: format!("ublk-{queue}"),
+            ..ReactorConfig::default()
+        };
+        let core = Reactor::spawn(reactor, move |cx| Core::new(cx, part));
+        cores.push(core.map_err(DiskError::Core)?);
+    }
+    Ok(())
+}
+
+/// Opens `/dev/ublkcN`, which udev may still have to make, or another program to let go of.
+fn open_character_device(id: u32) -> Result<File, DiskError> {
+    let path = format!("/dev/ublkc{id}");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => return Ok(file),
+            Err(error) if Instant::now() > until => return Err(DiskError::Open(path, error)),
+            Err(_) => std::thread::sleep(LOOK_INTERVAL),
+        }
+    }
+}
+
+/// Removes a disk that was not started.
+fn give_up(id: u32, cores: Vec<ReactorHandle<Message>>) {
+    // The other way to the driver may still have a command.
+    let deleted = Control::open().map(|mut control| {
+        let until = Instant::now() + PATIENCE;
+        control.simple(Command::Delete, id, 0, &|| Instant::now() < until)
+    });
+    match deleted {
+        Ok(Ok(())) => join(cores),
+        Ok(Err(error)) => tracing::error!("{} is left over: {error}", path(id)),
+        Err(error) => tracing::error!("{} is left over: {error}", path(id)),
+    }
+}
+
+fn join(cores: Vec<ReactorHandle<Message>>) {
+    for core in cores {
+        if let Err(error) = core.join() {
+            tracing::error!("{error}");
+        }
+    }
+}
+
+fn refused(command: Command, id: u32, source: io::Error) -> DiskError {
+    DiskError::Command { command: command.name(), id, source }
+}
+
+fn process_id() -> u64 {
+    std::process::id().into()
+}
+
+#[cfg(test)]
+mod tests;

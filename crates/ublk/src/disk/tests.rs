@@ -1,0 +1,116 @@
+//! What is told to the kernel, and what is refused before.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use raceline_bdev::{DeviceSpec, Identity};
+
+use super::*;
+
+fn config(spec: &str) -> DiskConfig {
+    let device =
+        raceline_bdev::open(&spec.parse::<DeviceSpec>().unwrap(), &Identity::of_this_machine());
+    DiskConfig::new(device.unwrap(), Mark::of(spec))
+}
+
+#[test]
+fn marks_tell_devices_apart_and_are_known_as_ours() {
+    let (one, other) = (Mark::of("nqn.2026-01.io.x:a 1"), Mark::of("nqn.2026-01.io.x:a 2"));
+    assert_eq!(one, Mark::of("nqn.2026-01.io.x:a 1"));
+    assert_ne!(one, other);
+    assert!(Mark::is_ours(one.0) && Mark::is_ours(other.0));
+    assert!(!Mark::is_ours(0) && !Mark::is_ours(1 << 48));
+}
+
+#[test]
+fn a_disk_is_like_its_device() {
+    let config = config("ram:64M,bs=4096");
+    let mut device = config.device.info();
+    let ram = params(&device, 64 << 10, false);
+    assert_eq!((ram.logical_shift, ram.sectors, ram.max_sectors), (12, 131_072, 128));
+    assert_eq!(ram.attributes, 0);
+    assert_eq!(ram.max_zeroes_sectors, 2 << 20);
+    device.volatile_write_cache = true;
+    device.deallocate = false;
+    let cached = params(&device, 64 << 10, false);
+    assert_eq!(cached.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
+    assert_eq!(cached.max_discard_sectors, 0);
+    let read_only = params(&device, 64 << 10, true);
+    assert_eq!(read_only.attributes & attribute::READ_ONLY, attribute::READ_ONLY);
+    assert_eq!(read_only.max_zeroes_sectors, 0);
+}
+
+#[test]
+fn only_what_outlives_a_process_is_recovered() {
+    let config = config("ram:1M");
+    let mut device = config.device.info();
+    let recovery = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
+    assert_eq!(asked(&config, &device, false).features & recovery, 0);
+    device.reads_in_place = false;
+    let info = asked(&config, &device, true);
+    assert_eq!(info.features & recovery, recovery);
+    assert_eq!(info.features & feature::UPDATE_SIZE, feature::UPDATE_SIZE);
+    assert_eq!((info.id, info.queues, info.depth), (u32::MAX, 1, DEFAULT_DEPTH));
+    let own = i32::try_from(std::process::id()).unwrap();
+    let live = DeviceInfo { state: state::LIVE, pid: own, ..info };
+    assert!(!is_orphan(&live));
+    let killed = DeviceInfo { pid: i32::MAX, ..live };
+    assert!(is_orphan(&killed) && outlives(&killed));
+    let quiesced = DeviceInfo { state: state::QUIESCED, ..live };
+    assert!(is_orphan(&quiesced) && outlives(&quiesced));
+    let ending = DeviceInfo { state: state::DEAD, ..live };
+    assert!(!is_orphan(&ending));
+    let dead = DeviceInfo { state: state::DEAD, ..killed };
+    assert!(is_orphan(&dead) && !outlives(&dead));
+}
+
+#[test]
+fn a_disk_goes_on_only_with_a_device_that_fits() {
+    let before = params(&config("ram:64M").device.info(), 4096, false);
+    assert!(fits(&before, &before).is_ok());
+    let larger = Params { sectors: before.sectors + 8, ..before };
+    assert!(fits(&before, &larger).is_ok());
+    assert!(fits(&larger, &before).unwrap_err().contains("sectors"));
+    let blocks = Params { logical_shift: 12, ..before };
+    assert!(fits(&before, &blocks).unwrap_err().contains("4096"));
+    let read_only = Params { attributes: attribute::READ_ONLY, ..before };
+    assert!(fits(&before, &read_only).unwrap_err().contains("written"));
+    assert!(fits(&read_only, &before).is_ok());
+}
+
+#[test]
+fn wrong_limits_are_refused_with_a_reason() {
+    let good = config("ram:64M");
+    check_config(&good).unwrap();
+    let many = DiskConfig { cores: vec![None; 64], depth: 4096, ..good.clone() };
+    for (bad, text) in [
+        (DiskConfig { depth: 0, ..good.clone() }, "1 to 4096"),
+        (DiskConfig { depth: 4097, ..good.clone() }, "1 to 4096"),
+        (DiskConfig { max_io_bytes: 0, ..good.clone() }, "4 KiB"),
+        (DiskConfig { max_io_bytes: 5000, ..good.clone() }, "4 KiB"),
+        (DiskConfig { max_io_bytes: 8 << 20, ..good.clone() }, "4 KiB"),
+        (DiskConfig { cores: Vec::new(), ..good.clone() }, "cores"),
+        (many, "MiB of memory"),
+    ] {
+        let refused = check_config(&bad).unwrap_err().to_string();
+        assert!(refused.contains(text), "{refused}");
+    }
+}
+
+#[test]
+fn what_is_no_disk_of_ours_is_no_orphan() {
+    for path in ["", "/dev/sda", "/dev/ublkb", "/dev/ublkbx", "/dev/ublkb4000000000"] {
+        assert!(!remove_orphan(path).unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn a_machine_without_the_driver_says_what_to_do() {
+    match check() {
+        Ok(()) => eprintln!("this machine has the driver"),
+        Err(error) => {
+            let text = error.to_string();
+            let hints = ["modprobe ublk_drv", "io_uring_setup", "root"];
+            assert!(hints.iter().any(|hint| text.contains(hint)), "{text}");
+        }
+    }
+}

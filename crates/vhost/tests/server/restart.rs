@@ -1,0 +1,145 @@
+//! Servers that end, or are killed, while a guest uses the disk.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use crate::guest::{Bed, DATA, FLUSH, Guest, Layout, PATIENCE, SIZE, USUAL, WRITE};
+use crate::pattern;
+
+/// Names the folder where [`serve_until_killed`] serves.
+const DIR: &str = "RACELINE_VHOST_TEST_DIR";
+
+/// Writes into what the front end keeps.
+fn keep(guest: &Guest, at: u64, bytes: &[u8]) {
+    let (_, file) = guest.inflight.as_ref().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at).unwrap();
+}
+
+#[test]
+fn what_was_taken_and_not_returned_is_carried_out_again() {
+    use std::os::fd::AsRawFd as _;
+    use vhost::vhost_user::VhostUserFrontend as _;
+    use vhost::vhost_user::message::VhostUserInflight;
+    let bed = Bed::start("ram:1M", |_| {});
+    let mut guest = Guest::prepare(&bed.path(), USUAL);
+    let wanted = VhostUserInflight::new(0, 0, USUAL.queues, SIZE);
+    guest.inflight = Some(guest.front.get_inflight_fd(&wanted).unwrap());
+    let (inflight, file) = guest.inflight.as_ref().unwrap();
+    guest.front.set_inflight_fd(inflight, file.as_raw_fd()).unwrap();
+    guest.memory.put(DATA, &pattern(7, 3 * 512));
+    let heads: Vec<u16> =
+        (0..3).map(|n| guest.post(0, (WRITE, n), &[(DATA + 512 * n, 512)])).collect();
+    // Its predecessor took all three, and was killed when it had returned the second, before that was noted.
+    let layout = Layout::of(0);
+    guest.memory.put(layout.used + 4, &[heads[1].to_le_bytes(), [0; 2], [1, 0], [0; 2]].concat());
+    guest.memory.set_index(layout.used + 2, 1);
+    keep(&guest, 8, &[1_u16, SIZE, heads[1], 0].map(u16::to_le_bytes).concat());
+    for (counter, head) in (40_u64..).zip(&heads) {
+        let entry = 16 + 16 * u64::from(*head);
+        keep(&guest, entry, &[1, 0, 0, 0, 0, 0, 0, 0]);
+        keep(&guest, entry + 8, &counter.to_le_bytes());
+    }
+    guest.start();
+    assert_eq!(guest.next_used(0), (heads[1], 1), "that one was returned before");
+    let mut again = [guest.next_used(0).0, guest.next_used(0).0];
+    again.sort_unstable();
+    assert_eq!(again, [heads[0], heads[2]]);
+    assert_eq!([0, 2].map(|n| guest.status(0, heads[n])), [0, 0]);
+    assert_eq!(guest.status(0, heads[1]), 0xff, "it was not carried out again");
+    assert_eq!(guest.call(0, (FLUSH, 0), &[]), (0, 1));
+    let read = guest.read(0, 0, 3 * 512);
+    assert!(read[..512] == pattern(7, 512) && read[1024..] == pattern(9, 512));
+    assert_eq!(read[512..1024], [0; 512]);
+}
+
+#[test]
+fn a_server_that_ends_is_followed_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = format!("file:{}/disk,size=16M,buffered", dir.path().display());
+    let socket = dir.path().join("s");
+    let start = || Bed::start(&device, |config| config.socket.clone_from(&socket));
+    let bed = start();
+    let mut guest = Guest::boot(&socket, USUAL);
+    assert_eq!(guest.write(0, 0, &pattern(0, 65536)), 0);
+    bed.stop();
+    assert!(!socket.exists());
+    let bed = start();
+    guest.connect_again(&socket);
+    assert!(guest.read(1, 0, 65536) == pattern(0, 65536));
+    assert_eq!(guest.write(0, 128, &pattern(128, 65536)), 0);
+    // A front end that comes back finds the same server, and no other one can come meanwhile.
+    guest.connect_again(&socket);
+    assert!(guest.read(0, 128, 65536) == pattern(128, 65536));
+    drop(bed);
+}
+
+/// The server that is killed, a process of its own: what `a_server_that_is_killed_loses_nothing` starts.
+#[test]
+#[ignore = "a server for another test"]
+fn serve_until_killed() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let dir = std::path::PathBuf::from(dir);
+    let device = format!("file:{}/disk,size=16M,buffered,delay=2000", dir.display());
+    let _bed = Bed::start(&device, |config| config.socket = dir.join("s"));
+    // Whatever becomes of the test, this ends.
+    std::thread::sleep(4 * PATIENCE);
+}
+
+/// A process with a server, which is killed when this is dropped.
+struct Served(Child);
+
+impl Served {
+    fn start(dir: &std::path::Path) -> Self {
+        let socket = dir.join("s");
+        // What a killed one has left would be taken for the new one's.
+        let _ = std::fs::remove_file(&socket);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "restart::serve_until_killed", "--ignored"]).env(DIR, dir);
+        let served = Self(command.stdout(std::process::Stdio::null()).spawn().unwrap());
+        let end = Instant::now() + PATIENCE;
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < end, "no server");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        served
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_loses_nothing() {
+    const ROUNDS: u64 = 6;
+    const REQUESTS: u64 = 12;
+    let dir = tempfile::tempdir().unwrap();
+    let mut served = Served::start(dir.path());
+    let mut guest = Guest::boot(&dir.path().join("s"), USUAL);
+    for round in 0..ROUNDS {
+        let sector = |n: u64| (round * REQUESTS + n) * 8;
+        let mut posted = Vec::new();
+        for n in 0..REQUESTS {
+            let at = DATA + n * 4096;
+            guest.memory.put(at, &pattern(sector(n), 4096));
+            posted.push(guest.post(0, (WRITE, sector(n)), &[(at, 4096)]));
+        }
+        guest.kick(0);
+        // Killed after some of them, which differ from round to round.
+        let mut returned: Vec<u16> = (0..round).map(|_| guest.next_used(0).0).collect();
+        drop(served);
+        served = Served::start(dir.path());
+        guest.connect_again(&dir.path().join("s"));
+        returned.extend((round..REQUESTS).map(|_| guest.next_used(0).0));
+        assert!(returned.iter().all(|&head| guest.status(0, head) == 0));
+        returned.sort_unstable();
+        posted.sort_unstable();
+        assert_eq!(returned, posted, "each once, round {round}");
+        for n in 0..REQUESTS {
+            assert!(guest.read(1, sector(n), 4096) == pattern(sector(n), 4096));
+        }
+    }
+}
