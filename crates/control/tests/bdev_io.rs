@@ -567,7 +567,7 @@ fn bad_controllers_are_refused_whole() {
     };
     let long = "h".repeat(224);
     for (more, code, text) in [
-        (json!({ "trtype": "rdma" }), -22, "Invalid argument"),
+        (json!({ "trtype": "fc" }), -22, "Invalid argument"),
         (json!({ "trtype": "PCIe" }), -32602, "parameter adrfam is not supported"),
         (json!({ "serial": "S1" }), -32602, "parameter serial is not supported"),
         (json!({ "traddr": "x" }), -22, "Invalid argument"),

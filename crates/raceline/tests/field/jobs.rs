@@ -167,8 +167,12 @@ fn host_verbs_take_the_transport_as_nvme_cli_has_it() {
     }
     let found = run(&["discover", "-t", "tcp", "-a", &export.address, "-s", &export.port]);
     assert_eq!(found.code, Some(0), "{}", found.stderr);
-    let other = run(&export.host(&["identify", "-t", "rdma"]));
+    let other = run(&export.host(&["identify", "-t", "fc"]));
     assert_eq!(other.code, Some(2));
-    assert!(other.stderr.contains("Raceline has NVMe/TCP only: write -t tcp"), "{}", other.stderr);
+    assert!(
+        other.stderr.contains("Raceline does not: write -t tcp or -t rdma"),
+        "{}",
+        other.stderr
+    );
     export.terminate();
 }

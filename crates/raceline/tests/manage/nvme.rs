@@ -203,7 +203,7 @@ fn connections_come_from_the_files_of_nvme_cli() {
     let config = format!(
         r#"[{{"hostnqn": "nqn.2014-08.org.example:h", "subsystems": [
             {{"nqn": "{NQN}", "ports": [
-                {{"transport": "rdma", "traddr": "127.0.0.1"}},
+                {{"transport": "fc", "traddr": "127.0.0.1"}},
                 {{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "{port}", "nr_io_queues": 2, "dhchap_key": "{secret}"}}]}},
             {{"nqn": "nqn.2014-08.org.nvmexpress.discovery", "ports": [
                 {{"transport": "tcp", "traddr": "127.0.0.1", "trsvcid": "{port}"}}]}}]}}]"#
@@ -214,7 +214,7 @@ fn connections_come_from_the_files_of_nvme_cli() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
     assert!(
-        error.contains("transport is rdma")
+        error.contains("transport is fc")
             && error.contains("chmod 600")
             && !error.contains(&secret[10..]),
         "{error}"

@@ -145,8 +145,8 @@ fn job_files_name_targets_in_three_ways() {
         assert!(message.starts_with(&expected), "{message}");
         assert!(message.contains("known are Nvme0, Back-n2 (--target adds others)"), "{message}");
     }
-    let message = files("filename=trtype=rdma traddr=1.2.3.4").unwrap_err();
-    assert!(message.contains("`trtype=rdma` is not understood"), "{message}");
+    let message = files("filename=trtype=fc traddr=1.2.3.4").unwrap_err();
+    assert!(message.contains("`trtype=fc` is not understood"), "{message}");
 }
 
 #[test]

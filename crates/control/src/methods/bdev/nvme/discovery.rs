@@ -121,6 +121,7 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
         Nqn::new(text).map_err(|error| invalid(what).because(error))
     };
     let names = params.subsystems.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    check_transport(&params.trtype)?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(manager));
     let attach = Attach {
         name: name.clone(),
@@ -139,12 +140,19 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
     Ok(Discovery::new(name, Origin::Client, config, max_bdevs, names))
 }
 
+/// The controllers that a discovery service lists are followed over TCP, and so is the service.
+fn check_transport(trtype: &str) -> Result<(), RpcError> {
+    let is_rdma = trtype.eq_ignore_ascii_case(super::RDMA);
+    super::refuse_because(&[("trtype", is_rdma, "a discovery service is followed over TCP only")])
+}
+
 /// How a discovery controller is connected to, with what callers may set; the well-known port unless it has one.
 pub(in crate::methods) fn discovery_host(
     manager: &Manager,
     address: &ListenAddress,
     hostnqn: Option<&str>,
 ) -> Result<HostConfig, RpcError> {
+    check_transport(&address.trtype)?;
     let hostnqn = hostnqn.map_or_else(|| default_hostnqn(manager), str::to_owned);
     let attach = Attach {
         trtype: address.trtype.clone(),

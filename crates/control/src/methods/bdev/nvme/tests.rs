@@ -58,7 +58,8 @@ fn rdma_is_a_transport_without_digests_and_tls() {
         assert!(error.message.contains(name) && error.data.unwrap().contains("RDMA has no"));
     }
     let error = config(&manager, json!({ "trtype": "fc" })).unwrap_err();
-    assert!(error.message.contains("trtype `fc`"), "{}", error.message);
+    let data = error.data.unwrap();
+    assert!(data.contains("trtype `fc`"), "{data}");
 }
 
 #[test]
