@@ -257,7 +257,7 @@ fn connections_come_from_the_files_of_nvme_cli() {
     assert!(daemon.ok(&["discover", "--config", &lines]).contains(NQN));
     for (text, says) in [
         ("-t tcp -a", "discovery.conf:1: "),
-        ("-t rdma -a 127.0.0.1", "discovery.conf:1: "),
+        ("-t fc -a 127.0.0.1", "discovery.conf:1: "),
         ("-a 'x", "a quote is not closed"),
         ("\n# nothing\n", "no line names"),
         ("-a 127.0.0.1 --dhchap-secret=DHHC-1:00:c2VjcmV0:", "--dhchap-secret"),
