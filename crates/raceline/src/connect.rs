@@ -14,7 +14,7 @@ use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
 use serde::Serialize;
 
-use self::registry::{Entry, Registry};
+use self::registry::{Entry, Noted, Registry};
 use crate::cli::connect::{DisconnectArgs, DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
@@ -165,14 +165,7 @@ fn serve_nbd(
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let listening = server.listening();
     let place = listening[0].to_string();
-    let entry = Entry {
-        pid: std::process::id(),
-        kind: "nbd".to_owned(),
-        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
-        places: listening.iter().map(ToString::to_string).collect(),
-    };
-    // What cannot be noted down is still a disk; `disconnect` will not find it.
-    let noted = registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok();
+    let noted = note(args, registry, "nbd", listening.iter().map(ToString::to_string).collect());
     let uri = uri(&listening[0]);
     let ready = Ready {
         ready: true,
@@ -189,6 +182,17 @@ fn serve_nbd(
     server.stop();
     drop(noted);
     ended
+}
+
+/// Notes the disk down for `disconnect`, until the note is dropped. What cannot be noted down is still a disk.
+fn note(args: &DiskArgs, registry: &Registry, kind: &str, places: Vec<String>) -> Option<Noted> {
+    let entry = Entry {
+        pid: std::process::id(),
+        kind: kind.to_owned(),
+        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
+        places,
+    };
+    registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok()
 }
 
 fn print(ready: &Ready<'_>) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use raceline_ublk::{Disk, DiskConfig, DiskError, Mark};
 use rustix::fs::OFlags;
 
 use super::registry::{Entry, Registry};
-use super::{HEALTH_INTERVAL, Ready, print};
+use super::{HEALTH_INTERVAL, Ready, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
@@ -53,14 +53,7 @@ pub(super) fn serve(
     if disk.is_recovered() {
         tracing::info!("{place} goes on: the process that served it had ended");
     }
-    let entry = Entry {
-        pid: std::process::id(),
-        kind: "ublk".to_owned(),
-        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
-        places: vec![place.clone()],
-    };
-    // What cannot be noted down is still a disk; `disconnect` will not find it.
-    let noted = registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok();
+    let noted = note(args, registry, "ublk", vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "ublk",

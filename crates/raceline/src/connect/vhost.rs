@@ -3,8 +3,8 @@
 use raceline_bdev::SharedBdev;
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
-use super::registry::{Entry, Registry};
-use super::{HEALTH_INTERVAL, Ready, default_socket, print};
+use super::registry::Registry;
+use super::{HEALTH_INTERVAL, Ready, default_socket, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -32,14 +32,7 @@ pub(super) fn serve(
     config.backend = args.io.into();
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let place = config.socket.display().to_string();
-    let entry = Entry {
-        pid: std::process::id(),
-        kind: "vhost-user".to_owned(),
-        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
-        places: vec![place.clone()],
-    };
-    // What cannot be noted down is still a disk; `disconnect` will not find it.
-    let noted = registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok();
+    let noted = note(args, registry, "vhost-user", vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "vhost-user",
