@@ -7,6 +7,7 @@ mod disk;
 mod drives;
 mod iscsi;
 mod manage;
+mod moved;
 mod paths;
 mod rdma;
 mod tls;
@@ -114,6 +115,8 @@ pub(crate) enum Part {
     Vhost,
     /// The kernel's own block device on a namespace of a daemon.
     Ublk,
+    /// The kernel's target moves into a daemon, and back.
+    Moved,
     /// Our host over RDMA against the kernel's target, in the guest.
     Rdma,
 }
@@ -191,6 +194,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Vhost, _) => vhost::run(tree, &image),
         (Part::Ublk, _) => ublk::run(tree, &image),
         (Part::Rdma, _) => rdma::run(tree, &image),
+        (Part::Moved, _) => moved::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -222,6 +226,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Vhost => "vhost.sh",
         Part::Ublk => "ublk.sh",
         Part::Rdma => "rdma.sh",
+        Part::Moved => "moved.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }
@@ -230,7 +235,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
-        Part::Cuts | Part::Ublk | Part::Rdma => CUTS_LIMIT_S,
+        Part::Cuts | Part::Ublk | Part::Rdma | Part::Moved => CUTS_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };

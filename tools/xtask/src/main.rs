@@ -480,6 +480,12 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         Part::Rdma,
         "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
     ),
+    (
+        "kernel-6.12-moved",
+        Kernel::V6_12,
+        Part::Moved,
+        "20 disks of Linux 6.12's target move into a daemon, and back by nvmetcli",
+    ),
 ];
 
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
@@ -487,7 +493,8 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
         // the kernel's client does, and the tests of crates/vhost most of what a guest does.
-        let is_long = matches!(part, Part::Disk | Part::Vhost | Part::Ublk | Part::Rdma);
+        let is_long =
+            matches!(part, Part::Disk | Part::Vhost | Part::Ublk | Part::Rdma | Part::Moved);
         let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_long;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })

@@ -220,8 +220,8 @@ pub struct Namespace {
     pub bdev_name: String,
     /// UUID.
     pub uuid: Uuid,
-    /// NGUID.
-    pub nguid: [u8; 16],
+    /// NGUID; zeroes are none, and `None` means that it will be the UUID, which is not known yet.
+    pub nguid: Option<[u8; 16]>,
     /// EUI64; zeroes are none.
     pub eui64: [u8; 8],
     /// The hosts that see it; `None`: all hosts that may connect.
@@ -243,7 +243,7 @@ pub struct NewNamespace {
     pub nsid: Option<u32>,
     /// UUID; `None`: the device's.
     pub uuid: Option<Uuid>,
-    /// NGUID; `None`: the UUID.
+    /// NGUID; zeroes are none, and `None` means the UUID.
     pub nguid: Option<[u8; 16]>,
     /// EUI64.
     pub eui64: Option<[u8; 8]>,

@@ -99,6 +99,8 @@ fn a_tree_moves_into_a_daemon_and_back() {
         (&namespace["anagrpid"], &namespace["uuid"]),
         (&2.into(), &"8a1b2c3d-0000-4000-8000-00000000000a".into())
     );
+    // The kernel has no NGUID for it, and a host that connects again expects the same identifiers.
+    assert_eq!(namespace["nguid"], "0".repeat(32));
     assert_eq!(subsystem["hosts"][0]["dhchap_key"], "nvmet-nqn.2014-08.org.nvmexpress-host");
     // The host comes in by its secret, and not without.
     let secret = daemon.file("secret");

@@ -76,7 +76,7 @@ pub(super) fn namespace_config(
         throttle,
         nsid: Some(NamespaceId(nsid)),
         uuid: Some(*namespace.uuid.as_bytes()),
-        nguid: Some(namespace.nguid),
+        nguid: namespace.nguid,
         eui64: (namespace.eui64 != [0; 8]).then_some(namespace.eui64),
         visibility: match &namespace.hosts {
             None => Visibility::All,

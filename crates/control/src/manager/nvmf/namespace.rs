@@ -55,8 +55,7 @@ impl Change<'_> {
         let namespace = Namespace {
             bdev_name,
             uuid,
-            // The UUID is unique, stable and as long as an NGUID.
-            nguid: new.nguid.unwrap_or(*uuid.as_bytes()),
+            nguid: new.nguid.or_else(|| nguid_of(uuid)),
             eui64: new.eui64.unwrap_or_default(),
             hosts: new.no_auto_visible.then(Vec::new),
             anagrpid: new.anagrpid,
@@ -142,9 +141,7 @@ impl Change<'_> {
         if namespace.uuid.is_nil() {
             namespace.uuid = uuid;
         }
-        if namespace.nguid == [0; 16] {
-            namespace.nguid = *namespace.uuid.as_bytes();
-        }
+        namespace.nguid = namespace.nguid.or_else(|| nguid_of(namespace.uuid));
         let shown = self.show(target, nqn, nsid, (&namespace, device), cores);
         if let Err(error) = &shown {
             namespace = Namespace { missing: Some(error.to_string()), ..before.clone() };
@@ -294,6 +291,11 @@ impl Change<'_> {
     }
 }
 
+/// The NGUID of a namespace for which none is asked for: its UUID, which is unique, stable and as long.
+fn nguid_of(uuid: Uuid) -> Option<[u8; 16]> {
+    (!uuid.is_nil()).then(|| *uuid.as_bytes())
+}
+
 fn namespace_key(target: &str, nqn: &Nqn, nsid: u32) -> Key {
     key(target, &["subsystem", nqn.as_str(), "namespace", &nsid.to_string()])
 }
@@ -305,8 +307,8 @@ fn namespace_params(nsid: u32, namespace: &Namespace) -> Value {
         if !namespace.uuid.is_nil() {
             members.insert("uuid".to_owned(), namespace.uuid.to_string().into());
         }
-        if namespace.nguid != [0; 16] {
-            members.insert("nguid".to_owned(), hex(&namespace.nguid).into());
+        if let Some(nguid) = &namespace.nguid {
+            members.insert("nguid".to_owned(), hex(nguid).into());
         }
         if namespace.eui64 != [0; 8] {
             members.insert("eui64".to_owned(), hex(&namespace.eui64).into());

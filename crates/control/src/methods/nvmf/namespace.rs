@@ -70,7 +70,7 @@ fn add(call: &Call<'_>, params: Add) -> Result<u32, RpcError> {
         bdev_name: new.bdev_name,
         nsid: (new.nsid != 0).then_some(new.nsid),
         uuid: new.uuid.filter(|uuid| !uuid.is_nil()),
-        nguid: new.nguid.filter(|nguid| *nguid != [0; 16]),
+        nguid: new.nguid,
         eui64: new.eui64.filter(|eui64| *eui64 != [0; 8]),
         no_auto_visible: new.no_auto_visible,
         anagrpid: new.anagrpid.filter(|group| *group != 0),

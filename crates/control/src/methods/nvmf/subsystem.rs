@@ -280,7 +280,7 @@ fn describe_namespace(nsid: u32, namespace: &Namespace, reports_ana: bool) -> Va
         "nsid": nsid,
         "bdev_name": namespace.bdev_name,
         "name": namespace.bdev_name,
-        "nguid": hex(&namespace.nguid),
+        "nguid": hex(&namespace.nguid.unwrap_or_default()),
         "uuid": namespace.uuid,
     });
     if let Some(members) = text.as_object_mut() {

@@ -402,13 +402,13 @@ impl Planner {
         let plain = |text: String| {
             Some(text.replace('-', "")).filter(|text| text.bytes().any(|byte| byte != b'0'))
         };
-        let nguid = device.text("nguid")?.and_then(plain);
-        let uuid = device.text("uuid")?.filter(|text| plain(text.clone()).is_some());
-        let mut params = json!({ "nsid": nsid, "bdev_name": name, "anagrpid": group });
-        for (member, value) in [("nguid", nguid), ("uuid", uuid)] {
-            if let Some(value) = value {
-                params[member] = value.into();
-            }
+        // The kernel shows an NGUID of zeroes, which is none, unless one is set; Linux as a host ends a namespace whose
+        // identifiers change.
+        let nguid = device.text("nguid")?.and_then(plain).unwrap_or_else(|| "0".repeat(32));
+        let mut params =
+            json!({ "nsid": nsid, "bdev_name": name, "anagrpid": group, "nguid": nguid });
+        if let Some(uuid) = device.text("uuid")?.filter(|text| plain(text.clone()).is_some()) {
+            params["uuid"] = uuid.into();
         }
         let params = json!({ "nqn": nqn, "namespace": params });
         self.step(format!("namespace {nsid} of {nqn}"), "nvmf_subsystem_add_ns", params, None);
