@@ -105,6 +105,7 @@ daemon() {
         sleep 0.2
         i=$((i + 1))
     done
+    $RACELINE rpc framework_wait_init >/dev/null
 }
 
 planned() {
