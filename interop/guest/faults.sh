@@ -1,9 +1,10 @@
-# The kernel's NVMe/TCP host while associations break: by a reset, by a disconnect under I/O, and by a killed target.
+# The kernel's NVMe host while associations break: by a reset, by a disconnect under I/O, and by a killed target.
 #
 # The environment is that of host.sh.  With PEER=raceline this script prints "REQUEST kill" and "REQUEST start".
 # The program that runs the guest then kills the target with SIGKILL, or starts it again on the same port, and
 # carries the requests out in order.  With PEER=kernel this script takes nvmet's port away and puts it back.
 . ./lib.sh
+[ "$TRANSPORT" = tcp ] || . ./roce.sh
 PEER=${PEER:-raceline}
 KILLS=${KILLS:-3}
 RECORDS=/tmp/records
@@ -98,14 +99,18 @@ records_hold() {
     cmp /tmp/expected /tmp/readback || fail "a flushed record is lost"
 }
 target_goes() {
-    if [ "$PEER" = raceline ]; then
+    if [ "$TRANSPORT" = rdma ]; then
+        program_kill target
+    elif [ "$PEER" = raceline ]; then
         echo "REQUEST kill" >/dev/ttyS1
     else
         rm "$NVMET/ports/1/subsystems/$NQN"
     fi
 }
 target_returns() {
-    if [ "$PEER" = raceline ]; then
+    if [ "$TRANSPORT" = rdma ]; then
+        target_start
+    elif [ "$PEER" = raceline ]; then
         echo "REQUEST start" >/dev/ttyS1
     else
         ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN"
@@ -150,8 +155,7 @@ kill_under_io() {
 }
 
 dispatch "$@"
-modprobe nvme-tcp
-[ "$PEER" = raceline ] || { ADDR=127.0.0.1; export ADDR; nvmet_self; }
+begin_hosts
 log_start
 echo "# kernel $(uname -r), $(nvme version | head -n 1)"
 check connect 30 connect --nr-io-queues=2 --reconnect-delay=1
@@ -164,10 +168,13 @@ check dmesg-disconnect 10 log_clean "failed nvme_keep_alive_end_io|long keepaliv
 check connect-storm 90 storm
 check dmesg-storm 10 log_clean
 
-check connect-for-kill 30 connect --nr-io-queues=2 --reconnect-delay=1 --hdr-digest --data-digest
+# RDMA has no digests.
+[ "$TRANSPORT" = rdma ] || DIGESTS="--hdr-digest --data-digest"
+# shellcheck disable=SC2086  # two options
+check connect-for-kill 30 connect --nr-io-queues=2 --reconnect-delay=1 ${DIGESTS:-}
 check kill-under-io 300 kill_under_io
 # The kernel logs a lost connection, attempts to reconnect while no target listens, and requests that wait for the path.
-check dmesg-kill 10 log_clean "$WAITS|failed to connect socket|Failed reconnect attempt|failed to (send|receive) |starting error recovery|Reconnecting in|Connect command failed|failed nvme_keep_alive_end_io|queue [0-9]+ connect|receive failed|rescanning namespaces"
+check dmesg-kill 10 log_clean "$WAITS|failed to connect socket|Failed reconnect attempt|failed to (send|receive) |starting error recovery|Reconnecting in|Connect command failed|failed nvme_keep_alive_end_io|queue [0-9]+ connect|receive failed|rescanning namespaces|Connect rejected: status 8"
 check fio-verify-after 120 verify "$(dev 1)" 2m
 check disconnect 30 disconnect
 check dmesg-end 10 log_clean

@@ -9,6 +9,7 @@
 # The script's own name: `check` starts the script again by it.
 SELF=${0##*/}
 FIO_MAX=${FIO_MAX:-1m}
+TRANSPORT=${TRANSPORT:-tcp}
 ADDR=${ADDR:-10.0.2.2}
 FAILED=/tmp/failed-checks
 
@@ -83,9 +84,25 @@ log_clean() {
 
 # ---------------------------------------------------------------- the kernel as a host
 
+# begin_hosts: loads the kernel's host for $TRANSPORT, and starts the target if that is in this guest: the kernel's own with
+# PEER=kernel, Raceline's over RDMA (roce.sh).
+begin_hosts() {
+    modprobe "nvme-$TRANSPORT"
+    if [ "$TRANSPORT" = rdma ]; then
+        ADDR=10.0.2.15
+        export ADDR
+        roce_up
+        check target-starts 60 target_start
+    elif [ "${PEER:-}" = kernel ]; then
+        ADDR=127.0.0.1
+        export ADDR
+        nvmet_self
+    fi
+}
+
 # connect [OPTION...]: connects to the subsystem $NQN, and waits for namespace 1.
 connect() {
-    nvme connect -t tcp -a "$ADDR" -s "$PORT" -n "$NQN" --keep-alive-tmo=30 "$@"
+    nvme connect -t "$TRANSPORT" -a "$ADDR" -s "$PORT" -n "$NQN" --keep-alive-tmo=30 "$@"
     dev 1 >/dev/null
 }
 

@@ -3,8 +3,8 @@
 # Environment: NQN.  The program raceline is beside this script.  The target serves two namespaces in RAM: 1 has blocks
 # of 512 bytes, 2 has blocks of 4096 bytes.
 . ./lib.sh
+. ./roce.sh
 
-RACELINE=./raceline
 ADDR=10.0.2.15
 PORT=4420
 
@@ -26,8 +26,8 @@ rdma_port() {
 }
 
 setup() {
-    modprobe -a ib_uverbs rdma_cm rdma_ucm rdma_rxe nvmet-rdma loop
-    rdma link add rxe0 type rxe netdev eth0
+    modprobe -a nvmet-rdma loop
+    roce_up
     modprobe brd rd_nr=1 rd_size=$((96 * 1024))
     truncate -s 96M /tmp/ns2
     losetup -b 4096 --direct-io=off /dev/loop0 /tmp/ns2
@@ -80,6 +80,11 @@ refusals() {
     refused 'not the address of an RDMA device|RDMA device' $RACELINE identify -t rdma -a 127.0.0.1 -s $PORT -n "$NQN"
 }
 
+unknown_subsystem() {
+    refused 'unknown|invalid|not allowed' \
+        $RACELINE identify -t rdma -a $ADDR -s $PORT -n nqn.2014-08.org.example:unknown
+}
+
 # The kernel's target ends all connections of a subsystem that is taken off its port.
 # created: prints how many controllers the kernel's target has made since the log was emptied.
 created() { dmesg | grep -c 'nvmet: .*creating nvm controller' || true; }
@@ -113,8 +118,11 @@ check discover 60 discover
 check identify 60 identify
 check write-read 300 write_read_all
 check verify 300 verify
+check unknown-subsystem 60 unknown_subsystem
 check refusals 60 refusals
+echo "skip link-loss: soft RoCE hands packets for its own address over within the device, where none can be lost"
+echo "skip queue-loss: ss -K ends sockets, and RDMA has none; port-off-on ends all queues"
 check port-off-on 240 port_off_on
 check verify-after 180 verify_job randwrite 4k
-check kernel-log 10 log_clean 'nvmet_rdma: (queue|received)'
+check kernel-log 10 log_clean 'nvmet_rdma: (queue|received)|connect request for invalid subsystem nqn.2014-08.org.example:unknown'
 finish

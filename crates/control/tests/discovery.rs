@@ -126,7 +126,7 @@ fn a_service_that_is_away_is_waited_for() {
         start("D", free_port(), &json!({})),
         start("E", port, &json!({})),
         start("", free_port(), &json!({})),
-        start("F", free_port(), &json!({ "trtype": "rdma" })),
+        start("F", free_port(), &json!({ "trtype": "fc" })),
         start("F", free_port(), &json!({ "traddr": "somewhere" })),
         start("F", free_port(), &json!({ "fast_io_fail_timeout_sec": 601 })),
         start("F", free_port(), &json!({ "hostnqn": "" })),

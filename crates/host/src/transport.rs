@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 
-use raceline_rdma::device::RdmaDevice;
 pub use raceline_rdma::device::seal;
-use raceline_rdma::verbs::ProviderError;
+use raceline_rdma::device::{RdmaDevice, load_libraries};
+pub use raceline_rdma::verbs::ProviderError;
 pub use raceline_rdma::waiting::WaitingDevice;
 
 /// What carries the queues of a path.
@@ -32,6 +32,11 @@ pub trait RdmaDevices: Debug + Send + Sync {
         source: Option<IpAddr>,
         completions: u32,
     ) -> Result<Box<dyn WaitingDevice>, ProviderError>;
+
+    /// Whether there is any device: whoever chooses among transports passes RDMA over where there is none.
+    fn are_there(&self) -> bool {
+        true
+    }
 }
 
 /// The RDMA devices of this machine, by libibverbs and librdmacm.
@@ -50,5 +55,9 @@ impl RdmaDevices for SystemDevices {
             None => RdmaDevice::open_towards(target, completions)?,
         };
         Ok(Box::new(device))
+    }
+
+    fn are_there(&self) -> bool {
+        load_libraries().is_ok_and(|count| count > 0)
     }
 }

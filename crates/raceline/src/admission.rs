@@ -9,7 +9,6 @@ use raceline_target::Keys;
 use raceline_tls::Offload;
 
 use crate::cli::export::ExportArgs;
-use crate::cli::sandbox::SandboxChoice;
 use crate::cli::values::DEFAULT_PORT;
 use crate::failure::Failure;
 use crate::{export_key, secrets};
@@ -143,11 +142,6 @@ fn check_rdma(listen: &[SocketAddr], args: &ExportArgs) -> Result<(), Failure> {
             "-l rdma://{address}: a listener for RDMA needs a port: 4420 is the usual one"
         )));
     }
-    if args.sandbox.sandbox != Some(SandboxChoice::Off) {
-        return Err(Failure::usage(format!(
-            "-l rdma://{address}: RDMA devices and their libraries are out of reach in the sandbox: add --sandbox off"
-        )));
-    }
     if args.iscsi.is_some() && args.iscsi_listen.is_empty() {
         return Err(Failure::usage(format!(
             "-l rdma://{address} is no address for iSCSI: say with --iscsi-listen where it listens"
@@ -217,15 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn rdma_has_neither_tls_nor_a_sandbox() {
-        let admission = check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420 --sandbox off").unwrap();
+    fn rdma_has_no_tls() {
+        let admission = check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420").unwrap();
         assert_eq!((admission.listen.len(), admission.rdma.len()), (2, 1));
         for (options, culprit) in [
-            ("-l rdma://127.0.0.1:4421", "--sandbox off"),
-            ("-l rdma://127.0.0.1:0 --sandbox off", "needs a port"),
-            ("-l rdma://127.0.0.1:1 --sandbox off --tls", "TLS is for TCP"),
-            ("-l rdma://127.0.0.1:1 --sandbox off --iscsi", "--iscsi-listen"),
-            ("-l rdma://192.0.2.1 --sandbox off --allow-any-host", "--insecure"),
+            ("-l rdma://127.0.0.1:0", "needs a port"),
+            ("-l rdma://127.0.0.1:1 --tls", "TLS is for TCP"),
+            ("-l rdma://127.0.0.1:1 --iscsi", "--iscsi-listen"),
+            ("-l rdma://192.0.2.1 --allow-any-host", "--insecure"),
         ] {
             let error = check(options).unwrap_err();
             assert!(error.contains(culprit), "{options}: {error}");

@@ -20,6 +20,10 @@ const IDENTITY: [&str; 4] =
     ["/etc/machine-id", "/var/lib/dbus/machine-id", "/etc/nvme", "/run/udev/data"];
 /// Work queues of Intel DSA.
 const ACCELERATORS: &str = "/dev/dsa";
+/// RDMA devices and the connection manager.
+const RDMA_DEVICES: &str = "/dev/infiniband";
+/// Which libraries drive which RDMA devices: libibverbs reads it whenever it lists the devices.
+const RDMA_DRIVERS: &str = "/etc/libibverbs.d";
 /// The priority of a socket above which it takes CAP_NET_ADMIN.
 const PLAIN_PRIORITY_MAX: u32 = 6;
 /// The first port that any user may listen on.
@@ -42,6 +46,10 @@ pub(crate) fn enter_export(
     if args.accel.as_ref().is_some_and(|choice| choice.uses_devices()) {
         files.push(Rule::if_there(ACCELERATORS, Access::Use));
     }
+    let rdma = args.listen.iter().any(|listen| listen.is_rdma);
+    if rdma {
+        files.extend(rdma_files());
+    }
     let ports = listen.iter().map(SocketAddr::port);
     let policy = Policy {
         files,
@@ -51,6 +59,7 @@ pub(crate) fn enter_export(
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
         interfaces: args.mdns,
+        rdma,
         counters: true,
         keyrings: false,
         capabilities: capabilities_of_export(args, listen),
@@ -72,8 +81,11 @@ fn capabilities_of_export(args: &ExportArgs, listen: &[SocketAddr]) -> Capabilit
         ),
         // A core opens a file again, which may be another user's.
         (CapabilitySet::DAC_OVERRIDE, args.devices.iter().any(|device| device.path().is_some())),
-        // Buffers that the ring has registered count as locked memory.
-        (CapabilitySet::IPC_LOCK, args.io != IoChoice::Epoll),
+        // Buffers that the ring or an RDMA device has registered count as locked memory.
+        (
+            CapabilitySet::IPC_LOCK,
+            args.io != IoChoice::Epoll || args.listen.iter().any(|listen| listen.is_rdma),
+        ),
         // Instructions per command, where kernel.perf_event_paranoid is above 2.
         (CapabilitySet::PERFMON, true),
     ];
@@ -102,6 +114,9 @@ pub(crate) fn enter_serve(
     files.extend(IDENTITY.map(|path| Rule::if_there(path, Access::Read)));
     files.extend(reach.own.iter().map(|path| Rule::new(path, Access::Keep)));
     files.extend(data.iter().map(|path| Rule::new(path, Access::Use)));
+    if args.rdma {
+        files.extend(rdma_files());
+    }
     let notifies_by_name = std::env::var_os("NOTIFY_SOCKET")
         .is_some_and(|socket| socket.as_encoded_bytes().starts_with(b"@"));
     let policy = Policy {
@@ -110,6 +125,7 @@ pub(crate) fn enter_serve(
         listens: None,
         abstract_sockets: notifies_by_name,
         interfaces: args.mdns,
+        rdma: args.rdma,
         counters: false,
         // Pre-shared keys of attached controllers.
         keyrings: true,
@@ -127,6 +143,10 @@ pub(crate) fn enter_serve(
         raceline_bdev::confine_to(data);
     }
     Ok(())
+}
+
+fn rdma_files() -> [Rule; 2] {
+    [Rule::if_there(RDMA_DEVICES, Access::Use), Rule::if_there(RDMA_DRIVERS, Access::Read)]
 }
 
 fn facts() -> Vec<Rule> {

@@ -9,6 +9,7 @@ use raceline_control::events::EventJournal;
 use raceline_control::hand_over::{LastWords, Predecessor};
 use raceline_control::logging::{LogSettings, Logging};
 use raceline_reactor::inheritance;
+use raceline_target::load_rdma_libraries;
 use sd_notify::NotifyState;
 use serde::Serialize;
 
@@ -86,6 +87,12 @@ fn serve(
     // The sandbox holds for threads that start in it: no other has started but the judge.
     let profile = args.connections.profile;
     let judge = profile.map(|_| Judge::start()).transpose().map_err(Failure::runtime)?;
+    if args.rdma && load_rdma_libraries().map_err(Failure::runtime)? == 0 {
+        tracing::warn!(
+            "--rdma: this machine has no RDMA device yet (rdma link shows them); one that comes later needs a restart of \
+             this daemon"
+        );
+    }
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
     log::limit::start();
     let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;

@@ -224,6 +224,10 @@ const INTERFACE_REQUESTS: &[u32] = &[
     0x8933, // SIOCGIFINDEX
 ];
 
+/// Requests to RDMA devices: RDMA_VERBS_IOCTL of rdma/rdma_user_ioctl.h. The requests of older kernels are written to the
+/// device.
+const RDMA_REQUESTS: &[u32] = &[0xc018_1b01];
+
 /// What keyctl(2) may do: find and read keys, and have a keyring of this thread lead to them.
 const KEY_OPERATIONS: &[u32] =
     &[libc::KEYCTL_GET_KEYRING_ID, libc::KEYCTL_LINK, libc::KEYCTL_SEARCH, libc::KEYCTL_READ];
@@ -271,6 +275,12 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         let family = rtnetlink(0, libc::AF_NETLINK);
         calls.push((libc::SYS_socket, vec![family, rtnetlink(2, libc::NETLINK_ROUTE)]));
         calls.extend(argument(libc::SYS_ioctl, 1, INTERFACE_REQUESTS));
+    }
+    if policy.rdma {
+        let netlink = |index, value: i32| (index, Is::Value(value.cast_unsigned()));
+        let family = netlink(0, libc::AF_NETLINK);
+        calls.push((libc::SYS_socket, vec![family, netlink(2, libc::NETLINK_RDMA)]));
+        calls.extend(argument(libc::SYS_ioctl, 1, RDMA_REQUESTS));
     }
     calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));

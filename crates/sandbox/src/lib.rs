@@ -40,6 +40,9 @@ pub struct Policy {
     /// Whether it may list the network interfaces and their addresses, by rtnetlink(7). With CAP_NET_ADMIN it could
     /// also change them.
     pub interfaces: bool,
+    /// Whether it may drive RDMA devices whose libraries are loaded: their requests, and the kernel's list of them. Which
+    /// devices, the files say.
+    pub rdma: bool,
     /// Whether it may open performance counters of its own threads.
     pub counters: bool,
     /// Whether it may find and read keys in the kernel's keyrings.

@@ -186,6 +186,7 @@ fn policy(name: &str, place: &Place) -> Policy {
         listens: if is_daemon { None } else { Some(vec![place.port()]) },
         abstract_sockets: false,
         interfaces: is_daemon,
+        rdma: is_daemon,
         counters: is_daemon,
         keyrings: is_daemon,
         capabilities: CapabilitySet::NET_ADMIN | CapabilitySet::NET_BIND_SERVICE,

@@ -35,6 +35,9 @@ const GUEST_LIMIT_S: u64 = 420;
 /// Time for a guest whose paths are cut, whose disk loses its process, or that starts a program often, in seconds: about
 /// five times what a quiet two-core machine needs.
 const CUTS_LIMIT_S: u64 = 600;
+/// Time for a guest that is also the target, over soft RoCE, in seconds: about five times what a quiet two-core machine
+/// needs.
+const RDMA_LIMIT_S: u64 = 1200;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
 /// Time for a guest to boot and set up its target, in seconds.
@@ -119,6 +122,12 @@ pub(crate) enum Part {
     Moved,
     /// Our host over RDMA against the kernel's target, in the guest.
     Rdma,
+    /// What [`Part::Host`] does, over RDMA, with our target in the guest.
+    RdmaHost,
+    /// What [`Part::Faults`] does, over RDMA, with our target in the guest.
+    RdmaFaults,
+    /// The kernel's host over RDMA on a daemon in the guest, which is in its sandbox.
+    RdmaDaemon,
 }
 
 /// The target of the kernel's host.
@@ -150,7 +159,9 @@ fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
     let cache = cache(tree);
     // The usual image has no RDMA: it is smaller.
     let (name, options): (_, &[&str]) = match part {
-        Part::Rdma => ("amd64-rdma", &["-R"]),
+        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => {
+            ("amd64-rdma", &["-R"])
+        }
         _ => ("amd64", kernel.image_options()),
     };
     let folder = cache.join(format!("{}-{name}", kernel.suite()));
@@ -193,8 +204,10 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Disk, _) => disk::run(tree, &image),
         (Part::Vhost, _) => vhost::run(tree, &image),
         (Part::Ublk, _) => ublk::run(tree, &image),
-        (Part::Rdma, _) => rdma::run(tree, &image),
         (Part::Moved, _) => moved::run(tree, &image),
+        (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
+            rdma::run(tree, &image, part)
+        }
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -212,8 +225,8 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
 
 fn script(tree: &Tree, part: Part) -> PathBuf {
     tree.root.join("interop/guest").join(match part {
-        Part::Host => "host.sh",
-        Part::Faults => "faults.sh",
+        Part::Host | Part::RdmaHost => "host.sh",
+        Part::Faults | Part::RdmaFaults => "faults.sh",
         Part::Target => "nvmet.sh",
         Part::Manage => "namespaces.sh",
         Part::Drives => "drives.sh",
@@ -227,6 +240,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Ublk => "ublk.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
+        Part::RdmaDaemon => "rdma-daemon.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }
@@ -236,6 +250,8 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
         Part::Cuts | Part::Ublk | Part::Rdma | Part::Moved => CUTS_LIMIT_S,
+        // The target is emulated as well.
+        Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => RDMA_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };
@@ -243,7 +259,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let task = Task::new(tree.root.join("interop/run-vm.sh"))
         .args(["-t", &limit_s.to_string()])
         // The host's default is one I/O queue per CPU, and four is the most that is tested.
-        .args(["-c", if part == Part::Host { "4" } else { "2" }])
+        .args(["-c", if matches!(part, Part::Host | Part::RdmaHost) { "4" } else { "2" }])
         .args(["-e", &format!("NQN={NQN}")])
         .args([Path::new("-l"), &console, Path::new("-f"), &common.join("lib.sh")])
         .limit(limit_s + 20);
@@ -251,6 +267,12 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::Paths | Part::Cuts | Part::CutsAll => {
             task.args([Path::new("-f"), &common.join("multipath.sh")])
         }
+        Part::Rdma | Part::RdmaHost | Part::RdmaFaults => {
+            task.args([Path::new("-f"), &common.join("roce.sh")])
+        }
+        Part::RdmaDaemon => task
+            .args([Path::new("-f"), &common.join("multipath.sh")])
+            .args([Path::new("-f"), &common.join("roce.sh")]),
         _ => task,
     }
 }

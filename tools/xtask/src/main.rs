@@ -486,6 +486,24 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         Part::Moved,
         "20 disks of Linux 6.12's target move into a daemon, and back by nvmetcli",
     ),
+    (
+        "kernel-6.12-rdma-host",
+        Kernel::V6_12,
+        Part::RdmaHost,
+        "Linux 6.12 as the host of our target over RDMA, over soft RoCE",
+    ),
+    (
+        "kernel-6.12-rdma-faults",
+        Kernel::V6_12,
+        Part::RdmaFaults,
+        "Linux 6.12 over RDMA: reset, disconnect, killed target, over soft RoCE",
+    ),
+    (
+        "kernel-6.12-rdma-daemon",
+        Kernel::V6_12,
+        Part::RdmaDaemon,
+        "Linux 6.12 over RDMA and TCP on a daemon in its sandbox, over soft RoCE",
+    ),
 ];
 
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
@@ -493,8 +511,17 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
         // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
         // the kernel's client does, and the tests of crates/vhost most of what a guest does.
-        let is_long =
-            matches!(part, Part::Disk | Part::Vhost | Part::Ublk | Part::Rdma | Part::Moved);
+        let is_long = matches!(
+            part,
+            Part::Disk
+                | Part::Vhost
+                | Part::Ublk
+                | Part::Moved
+                | Part::Rdma
+                | Part::RdmaHost
+                | Part::RdmaFaults
+                | Part::RdmaDaemon
+        );
         let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_long;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })

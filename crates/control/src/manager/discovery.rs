@@ -1,6 +1,8 @@
 //! Discovery services that are followed: the subsystems that they list are attached here, and are detached
 //! when they are no longer listed.
 
+mod endpoint;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +10,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
-use raceline_host::{BackoffConfig, HostConfig, PathId, RemoteController, RemotePath, RemoteState};
+use raceline_host::{
+    BackoffConfig, HostConfig, PathId, RemoteController, RemotePath, RemoteState, Transport,
+};
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
 use raceline_proto::nvme::discovery::SECTYPE_TLS_1_3;
 use serde_json::{Value, json};
+
+pub use endpoint::Endpoint;
 
 use super::catalogue::Key;
 use super::controllers::Controller;
@@ -36,6 +42,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// TRTYPE, SUBTYPE and TREQ of the log (NVMe over Fabrics 1.1, 5.3).
+const TRTYPE_RDMA: u8 = 1;
 const TRTYPE_TCP: u8 = 3;
 const SUBTYPE_NVM: u8 = 2;
 const TREQ_MASK: u8 = 0b11;
@@ -64,8 +71,8 @@ pub enum Origin {
 pub struct Discovery {
     /// Its name; its controllers are called `NAME0`, `NAME1`...
     pub name: String,
-    /// The address that was given for it.
-    pub address: SocketAddr,
+    /// Where it is, as was given.
+    pub address: Endpoint,
     /// The entry in the catalogue that has its numbers.
     pub key: Key,
     /// Who wants it followed.
@@ -83,9 +90,9 @@ pub struct Discovery {
 #[derive(Clone, Default)]
 struct State {
     /// Its other addresses, as far as it has announced them.
-    alternates: Vec<SocketAddr>,
+    alternates: Vec<Endpoint>,
     /// The discovery controllers that its log has named, including itself.
-    referrals: Vec<SocketAddr>,
+    referrals: Vec<Endpoint>,
     /// The subsystems that have been found, by number.
     found: Vec<Found>,
     /// All subsystems of its first log have been tried.
@@ -99,7 +106,7 @@ struct State {
 struct Found {
     nqn: Nqn,
     /// Its addresses; empty if it is not listed now.
-    addresses: Vec<SocketAddr>,
+    addresses: Vec<Endpoint>,
     controller: Option<Arc<Controller>>,
     /// A client has detached it: it is left alone until it is listed anew.
     dismissed: bool,
@@ -128,7 +135,7 @@ impl Found {
         let Some(Link::Remote(remote)) = self.controller.as_ref().map(|it| &it.link) else {
             return false;
         };
-        let is_listed = |path: RemotePath| self.addresses.contains(&path.config.address);
+        let is_listed = |path: RemotePath| self.addresses.contains(&Endpoint::of(&path.config));
         !remote.paths().into_iter().any(is_listed)
             || matches!(remote.state(), RemoteState::Failed(_))
     }
@@ -138,7 +145,7 @@ impl Found {
         let (listed, unlisted): (Vec<_>, Vec<_>) = remote
             .paths()
             .into_iter()
-            .partition(|path| self.addresses.contains(&path.config.address));
+            .partition(|path| self.addresses.contains(&Endpoint::of(&path.config)));
         let is_up = |path: &RemotePath| matches!(path.state, RemoteState::Up);
         if listed.iter().any(is_up) {
             unlisted.iter().map(|path| path.id).collect()
@@ -148,12 +155,13 @@ impl Found {
     }
 
     /// The addresses by which it is listed and to which there is no path.
-    fn missing_paths(&self, remote: &RemoteController) -> Vec<SocketAddr> {
+    fn missing_paths(&self, remote: &RemoteController) -> Vec<Endpoint> {
         let paths = [remote.paths(), remote.disabled_paths()].concat();
         // A path that was given up is tried again, as one that is new.
-        let has = |address: &SocketAddr| {
+        let has = |address: &Endpoint| {
             paths.iter().any(|path| {
-                path.config.address == *address && !matches!(path.state, RemoteState::Failed(_))
+                Endpoint::of(&path.config) == *address
+                    && !matches!(path.state, RemoteState::Failed(_))
             })
         };
         self.addresses.iter().copied().filter(|address| !has(address)).collect()
@@ -189,7 +197,7 @@ impl Discovery {
         let state = State { found, problem, ..State::default() };
         Arc::new(Self {
             name: name.to_owned(),
-            address: config.address,
+            address: Endpoint::of(&config),
             key: match &origin {
                 Origin::Client => Key::new(&["bdev-nvme-discovery", name]),
                 Origin::Mdns { key, .. } => key.clone(),
@@ -205,7 +213,7 @@ impl Discovery {
 
     /// The discovery controllers that its log names.
     #[must_use]
-    pub fn referrals(&self) -> Vec<SocketAddr> {
+    pub fn referrals(&self) -> Vec<Endpoint> {
         self.lock().referrals.clone()
     }
 
@@ -223,7 +231,7 @@ impl Discovery {
 
     /// Where else it can be reached.
     pub(super) fn set_alternates(&self, addresses: &[SocketAddr]) {
-        self.lock().alternates = addresses.to_vec();
+        self.lock().alternates = addresses.iter().copied().map(Endpoint::from).collect();
     }
 
     /// The subsystems that have numbers, in the order of the numbers.
@@ -344,12 +352,17 @@ impl Discovery {
 
     /// Takes over a log; gives whether subsystems have got numbers.
     fn take(&self, log: &DiscoveryLog) -> bool {
+        // Whoever has no RDMA device is not told of it at every change of a log.
+        let is_reachable = |record: &&DiscoveryRecord| {
+            record.trtype != TRTYPE_RDMA || self.subsystem.rdma_devices.are_there()
+        };
+        let records = || log.records.iter().filter(is_reachable);
         let mut state = self.lock();
         state.problem = None;
-        let services = log.records.iter().filter(|record| record.subtype != SUBTYPE_NVM);
+        let services = records().filter(|record| record.subtype != SUBTYPE_NVM);
         state.referrals = services.filter_map(|record| address(record).ok()).collect();
-        let mut listed: BTreeMap<Nqn, Vec<SocketAddr>> = BTreeMap::new();
-        for record in log.records.iter().filter(|record| record.subtype == SUBTYPE_NVM) {
+        let mut listed: BTreeMap<Nqn, Vec<Endpoint>> = BTreeMap::new();
+        for record in records().filter(|record| record.subtype == SUBTYPE_NVM) {
             match usable(record) {
                 Ok((nqn, address)) => listed.entry(nqn).or_default().push(address),
                 Err(reason) => tracing::warn!("discovery service {}: {reason}", self.name),
@@ -372,7 +385,7 @@ impl Discovery {
         }
         let is_new = !listed.is_empty() && room > 0;
         // In the order of the log, in which SPDK numbers them.
-        let mut come: Vec<(Nqn, Vec<SocketAddr>)> = listed.into_iter().collect();
+        let mut come: Vec<(Nqn, Vec<Endpoint>)> = listed.into_iter().collect();
         let place = |nqn: &Nqn| log.records.iter().position(|it| it.subnqn == nqn.as_str());
         come.sort_by_key(|(nqn, _)| place(nqn));
         let come = come.into_iter().take(room);
@@ -381,20 +394,28 @@ impl Discovery {
     }
 }
 
-/// The address that a record points to; an error says why it cannot be reached from here.
-fn address(record: &DiscoveryRecord) -> Result<SocketAddr, String> {
+/// Where a record points to; an error says why it cannot be reached from here.
+fn address(record: &DiscoveryRecord) -> Result<Endpoint, String> {
     let DiscoveryRecord { trtype, traddr, trsvcid, .. } = record;
-    if *trtype != TRTYPE_TCP {
-        let nqn = record.subnqn.escape_debug();
-        return Err(format!("{nqn} is not at a TCP address (transport type {trtype})"));
-    }
+    let transport = match *trtype {
+        TRTYPE_TCP => Transport::Tcp,
+        TRTYPE_RDMA => Transport::Rdma,
+        other => {
+            let nqn = record.subnqn.escape_debug();
+            return Err(format!(
+                "{nqn} is at an address for neither TCP nor RDMA (transport type {other})"
+            ));
+        }
+    };
+    // Addresses of RDMA are written as those of TCP.
     let parsed = ListenAddress::parse("tcp", None, traddr, Some(trsvcid));
     parsed
         .and_then(|address| address.socket())
+        .map(|address| Endpoint { transport, address })
         .map_err(|error| format!("{}: {error}", record.subnqn.escape_debug()))
 }
 
-fn usable(record: &DiscoveryRecord) -> Result<(Nqn, SocketAddr), String> {
+fn usable(record: &DiscoveryRecord) -> Result<(Nqn, Endpoint), String> {
     // A listener where authentications make keys for TLS does not require it of the first connection.
     if record.treq & TREQ_MASK == TREQ_REQUIRED || record.sectype == SECTYPE_TLS_1_3 {
         let nqn = record.subnqn.escape_debug();
@@ -605,11 +626,10 @@ impl Follower {
         let address = addresses[self.turn % addresses.len()];
         self.turn += 1;
         let config = HostConfig {
-            address,
             discovery: true,
             // After a loss, the service is looked for at all its addresses, and not only at the last one.
             backoff: BackoffConfig::NEVER,
-            ..discovery.subsystem.clone().within(CONNECT_TIMEOUT)
+            ..address.reached_by(discovery.subsystem.clone().within(CONNECT_TIMEOUT))
         };
         let host = Host::connect(config);
         host.inspect(|_| self.turn -= 1).map_err(|error| format!("{address}: {error}"))
@@ -678,8 +698,7 @@ impl Follower {
                 if self.discovery.stopped.load(Ordering::Relaxed) {
                     return;
                 }
-                let config =
-                    HostConfig { address, ..remote.config().clone() }.within(CONNECT_TIMEOUT);
+                let config = address.reached_by(remote.config().clone()).within(CONNECT_TIMEOUT);
                 if let Err(error) = remote.add_path(config) {
                     let name = self.discovery.controller_name(number);
                     tracing::info!("controller {name} has no path to {address}: {error}");
@@ -735,9 +754,8 @@ impl Follower {
         for address in &found.addresses {
             let template = &self.discovery.subsystem;
             let config = HostConfig {
-                address: *address,
                 subnqn: found.nqn.clone(),
-                ..template.clone().within(CONNECT_TIMEOUT)
+                ..address.reached_by(template.clone().within(CONNECT_TIMEOUT))
             };
             connected = RemoteController::connect(config)
                 .map_err(|error| format!("{} at {address}: {error}", found.nqn));

@@ -146,7 +146,7 @@ impl MdnsDiscovery {
         let state = self.lock();
         let found = state.slots.iter().filter_map(|(number, slot)| {
             let (problem, followed) = match &slot.discovery {
-                Some(discovery) => (discovery.problem(), Some(discovery.address)),
+                Some(discovery) => (discovery.problem(), Some(discovery.address.address)),
                 None => (slot.problem.clone(), None),
             };
             let address = followed.or_else(|| slot.addresses.first().copied())?;

@@ -67,6 +67,11 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) keep_ram: bool,
 
+    /// Load the RDMA libraries, and keep the RDMA devices of this machine in the sandbox: for listeners and paths over RDMA.
+    /// The devices must be there at the start
+    #[arg(long)]
+    pub(crate) rdma: bool,
+
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
 

@@ -23,8 +23,9 @@ use crate::table::printable;
 use crate::{manage, shell};
 
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
-/// TRTYPE of TCP in discovery records.
+/// TRTYPE of TCP and of RDMA in discovery records.
 const TCP: u8 = 3;
+const RDMA: u8 = 1;
 /// SUBTYPE of subsystems with namespaces.
 const NVME_SUBSYSTEM: u8 = 2;
 
@@ -110,6 +111,7 @@ fn offered(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
     let service = plain(args)?;
     let config = HostConfig { subnqn: Nqn::discovery(), ..service.config()? };
     let address = config.address;
+    let trtype = if config.transport == Transport::Rdma { RDMA } else { TCP };
     let host = Host::connect(config).map_err(|error| failure(&error))?;
     let log = host.discover().map_err(|error| failure(&error));
     host.disconnect();
@@ -117,7 +119,7 @@ fn offered(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
     let mut last = None;
     let log = log?;
     let here = |record: &&raceline_proto::host::discovery::DiscoveryRecord| {
-        record.trtype == TCP
+        record.trtype == trtype
             && record.subtype == NVME_SUBSYSTEM
             && record.trsvcid == address.port().to_string()
     };

@@ -65,6 +65,8 @@ functions! {
     verbs ibv_destroy_comp_channel(*mut CompletionChannel) -> c_int;
     verbs ibv_get_cq_event(*mut CompletionChannel, *mut *mut CompletionQueue, *mut *mut c_void) -> c_int;
     verbs ibv_ack_cq_events(*mut CompletionQueue, c_uint);
+    verbs ibv_get_device_list(*mut c_int) -> *mut *mut c_void;
+    verbs ibv_free_device_list(*mut *mut c_void);
     verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
     manager rdma_create_event_channel() -> *mut EventChannel;
     manager rdma_destroy_event_channel(*mut EventChannel);
@@ -87,12 +89,23 @@ functions! {
 /// The functions, once they are loaded.
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 
-/// Loads the RDMA libraries, unless they are loaded: whoever is asked for RDMA finds out at once whether there is any.
+/// Loads the RDMA libraries, unless they are loaded, and the drivers of the devices that are there: whoever is asked for
+/// RDMA finds out at once whether there is any. Gives the number of devices.
 ///
 /// # Errors
 /// When they are not installed, or the process may not load them any longer.
-pub fn load_libraries() -> Result<(), ProviderError> {
-    functions().map(|_| ())
+pub fn load_libraries() -> Result<usize, ProviderError> {
+    let functions = functions()?;
+    let mut count: c_int = 0;
+    // Whoever lists the devices loads their drivers.
+    // SAFETY: the number is written before the call returns.
+    let list = unsafe { (functions.ibv_get_device_list)(&raw mut count) };
+    if list.is_null() {
+        return Ok(0);
+    }
+    // SAFETY: the list is the library's, and nothing of it is used afterwards.
+    unsafe { (functions.ibv_free_device_list)(list) };
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// Loads the libraries, unless they are.
@@ -111,8 +124,8 @@ pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
 }
 
 fn sealed_text() -> String {
-    "this process was started without RDMA and has given up the right to load libraries; restart it without its sandbox \
-     (--sandbox off)"
+    "this process was started without RDMA and has given up the right to load libraries; restart the daemon with --rdma, or \
+     any other program without its sandbox (--sandbox off)"
         .to_owned()
 }
 

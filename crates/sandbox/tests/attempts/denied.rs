@@ -117,6 +117,8 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt, &[i32])] = &[
     ("a file outside by io_uring", |place| by_ring(place), &[EACCES]),
     // Sockets.
     ("daemon: another netlink socket", |_| works::netlink(libc::NETLINK_GENERIC), &[EPERM]),
+    ("the list of RDMA devices", |_| works::netlink(libc::NETLINK_RDMA), &[EPERM]),
+    ("a request to an RDMA device", |_| works::rdma_request(), &[EPERM]),
     ("a netlink socket", |_| socket(libc::AF_NETLINK, libc::SOCK_RAW), &[EPERM]),
     ("a packet socket", |_| socket(libc::AF_PACKET, libc::SOCK_RAW), &[EPERM]),
     ("a key socket", |_| socket(libc::AF_KEY, libc::SOCK_RAW), &[EPERM]),

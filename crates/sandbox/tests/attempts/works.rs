@@ -41,6 +41,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         call(libc::SYS_keyctl, [operation, own, 1, 0, 0, 0])
     }),
     ("daemon: network interfaces", |_| netlink(libc::NETLINK_ROUTE)),
+    ("daemon: the list of RDMA devices, and their requests", |_| rdma_devices()),
     ("daemon: the number of a network interface", |_| number_of_loopback()),
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
     ("a socket's priority and mark", |_| priority()),
@@ -65,6 +66,22 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
 pub(crate) fn netlink(protocol: i32) -> io::Result<()> {
     let [family, kind] = [libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC].map(bits);
     call(libc::SYS_socket, [family, kind, bits(protocol), 0, 0, 0])
+}
+
+/// A kernel without RDMA has no such socket, and no file but a device takes the request.
+fn rdma_devices() -> io::Result<()> {
+    match netlink(libc::NETLINK_RDMA) {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {}
+        other => other?,
+    }
+    let error = rdma_request().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ENOTTY), "{error}");
+    Ok(())
+}
+
+/// RDMA_VERBS_IOCTL to standard error.
+pub(crate) fn rdma_request() -> io::Result<()> {
+    call(libc::SYS_ioctl, [2, 0xc018_1b01, 0, 0, 0, 0])
 }
 
 fn number_of_loopback() -> io::Result<()> {
@@ -205,6 +222,7 @@ fn enter_again() -> io::Result<()> {
         listens: None,
         abstract_sockets: false,
         interfaces: false,
+        rdma: false,
         counters: false,
         keyrings: false,
         capabilities: CapabilitySet::empty(),

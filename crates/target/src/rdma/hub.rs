@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use raceline_rdma::verbs::{Access, ConnectionId, Provider};
-use raceline_rdma::{TargetEvent, TargetPort, TargetPortEvent};
+use raceline_rdma::{Loss, TargetEvent, TargetPort, TargetPortEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, SendBatch};
 
@@ -249,8 +249,11 @@ impl Hub {
         into: &mut RecvBuffers,
     ) -> io::Result<usize> {
         let line = self.lines.get_mut(&id).ok_or_else(lost)?;
-        if let Some(loss) = line.loss {
-            return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
+        match line.loss {
+            // As when a socket is closed.
+            Some(Loss::Disconnected) => return Ok(0),
+            Some(loss) => return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss)),
+            None => {}
         }
         match line.receive(&mut self.works, into) {
             0 => Err(io::ErrorKind::WouldBlock.into()),

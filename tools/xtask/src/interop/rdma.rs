@@ -1,4 +1,4 @@
-//! Our host over RDMA with the kernel's target, both in one guest over soft RoCE.
+//! RDMA over soft RoCE, both ends in one guest: our host with the kernel's target, and the kernel's host with our target.
 
 use std::path::Path;
 
@@ -8,13 +8,14 @@ use super::{Part, drives, guest, script, watch};
 use crate::raceline::Tree;
 use crate::step::Outcome;
 
-/// Runs the guest's script.
-pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let dir = tree.scratch("interop-rdma")?;
+/// Runs the guest's script of `part`, with our program in the guest.
+pub(super) fn run(tree: &Tree, image: &Path, part: Part) -> Result<Outcome> {
+    let dir = tree.scratch(&format!("interop-{part:?}").to_lowercase())?;
     let program = drives::stripped(tree, &dir)?;
-    let mut guest = guest(tree, image, Part::Rdma)
+    let mut guest = guest(tree, image, part)
+        .args(["-e", "TRANSPORT=rdma", "-e", "PORT=4420"])
         .args([Path::new("-f"), &program])
-        .args([image, &script(tree, Part::Rdma)])
+        .args([image, &script(tree, part)])
         .start()?;
     let outcome = watch(&mut guest, |request| bail!("the guest asks for '{request}'"));
     std::fs::remove_dir_all(&dir)?;

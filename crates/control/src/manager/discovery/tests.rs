@@ -1,5 +1,11 @@
 //! Logs that are taken over: numbers, addresses, and which subsystems are left alone.
 
+mod rdma;
+
+use std::net::IpAddr;
+
+use raceline_host::RdmaDevices;
+use raceline_host::transport::{ProviderError, WaitingDevice};
 use raceline_proto::nvme::HostId;
 
 use super::*;
@@ -22,10 +28,34 @@ fn record(nqn: &str, address: &str) -> DiscoveryRecord {
     }
 }
 
+/// RDMA devices of a machine that has some, or none.
+#[derive(Debug)]
+struct Devices(bool);
+
+impl RdmaDevices for Devices {
+    fn open(
+        &self,
+        target: SocketAddr,
+        _source: Option<IpAddr>,
+        _completions: u32,
+    ) -> Result<Box<dyn WaitingDevice>, ProviderError> {
+        Err(ProviderError { what: "a test opens none", why: target.to_string() })
+    }
+
+    fn are_there(&self) -> bool {
+        self.0
+    }
+}
+
 fn discovery() -> Arc<Discovery> {
+    discovery_with(false)
+}
+
+fn discovery_with(rdma: bool) -> Arc<Discovery> {
     let nqn = |name: &str| Nqn::new(&format!("nqn.2026-01.io.raceline:{name}")).unwrap();
     let address = "127.0.0.1:8009".parse().unwrap();
-    let config = HostConfig::new(address, Nqn::discovery(), nqn("host"), HostId([1; 16]));
+    let mut config = HostConfig::new(address, Nqn::discovery(), nqn("host"), HostId([1; 16]));
+    config.rdma_devices = Arc::new(Devices(rdma));
     Discovery::new("D", Origin::Client, config, 128, vec![nqn("old")])
 }
 
@@ -57,12 +87,12 @@ fn a_subsystem_keeps_its_number() {
 #[test]
 fn a_log_may_hold_anything() {
     let discovery = discovery();
-    let rdma = DiscoveryRecord { trtype: 1, ..record("rdma", "127.0.0.1:1") };
+    let fc = DiscoveryRecord { trtype: 2, ..record("fc", "127.0.0.1:1") };
     let tls = DiscoveryRecord { treq: 1, ..record("tls", "127.0.0.1:1") };
     let concat = DiscoveryRecord { treq: 2, sectype: 2, ..record("concat", "127.0.0.1:1") };
     let name = DiscoveryRecord { subnqn: String::new(), ..record("x", "127.0.0.1:1") };
     let records = vec![
-        rdma,
+        fc,
         tls,
         concat,
         name,
@@ -75,7 +105,8 @@ fn a_log_may_hold_anything() {
     ];
     assert_eq!(take(&discovery, records), (true, vec!["D1 good".to_owned()]));
     assert_eq!(discovery.lock().found[1].addresses.len(), 2);
-    assert_eq!(discovery.referrals(), ["127.0.0.1:8010".parse().unwrap()]);
+    let referral: SocketAddr = "127.0.0.1:8010".parse().unwrap();
+    assert_eq!(discovery.referrals(), [Endpoint::from(referral)]);
     // More subsystems than there are numbers: the first get one, and no more ever do.
     let many = |from: usize| {
         (from..from + MAX_SUBSYSTEMS).map(|n| record(&format!("n{n}"), "127.0.0.1:1"))
@@ -83,4 +114,38 @@ fn a_log_may_hold_anything() {
     assert_eq!(take(&discovery, many(0).collect()).1.len(), MAX_SUBSYSTEMS - 2);
     assert_eq!(take(&discovery, many(MAX_SUBSYSTEMS).collect()), (false, vec![]));
     assert_eq!(discovery.lock().found.len(), MAX_SUBSYSTEMS);
+}
+
+#[test]
+fn a_place_is_an_address_and_a_transport() {
+    let rdma = |nqn, address| DiscoveryRecord { trtype: 1, ..record(nqn, address) };
+    let records = || {
+        vec![
+            record("both", "127.0.0.1:4420"),
+            rdma("both", "127.0.0.1:4420"),
+            DiscoveryRecord { adrfam: 2, ..rdma("fast", "::1:4420") },
+            rdma("referral", "127.0.0.1:8009"),
+        ]
+    };
+    let discovery = discovery_with(true);
+    assert_eq!(take(&discovery, records()).1, ["D1 both", "D2 fast"]);
+    let shown = |number: usize| {
+        let found = &discovery.lock().found[number];
+        found.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(1), ["127.0.0.1:4420", "rdma://127.0.0.1:4420"]);
+    assert_eq!(shown(2), ["rdma://[::1]:4420"]);
+    let referral = discovery.referrals()[0];
+    assert_eq!(referral.to_string(), "rdma://127.0.0.1:8009");
+    assert_ne!(referral, discovery.address, "the service itself is reached by TCP");
+    let source = Some("127.0.0.2".parse().unwrap());
+    let config = HostConfig { source, ..discovery.subsystem.clone() };
+    assert_eq!(Endpoint::of(&referral.reached_by(config.clone())), referral);
+    assert_eq!(referral.reached_by(config.clone()).source, None);
+    assert_eq!(discovery.address.reached_by(config).source, source);
+    // Without a device, what is offered over RDMA is as if it were not there.
+    let discovery = discovery_with(false);
+    assert_eq!(take(&discovery, records()).1, ["D1 both"]);
+    assert_eq!(discovery.lock().found[1].addresses.len(), 1);
+    assert_eq!(discovery.referrals(), []);
 }

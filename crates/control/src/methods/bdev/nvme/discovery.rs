@@ -1,10 +1,9 @@
 //! `bdev_nvme_*_discovery`: controllers that come and go with the list of a discovery service.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_host::HostConfig;
+use raceline_host::{HostConfig, Transport};
 use raceline_proto::nvme::Nqn;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Attach, Name, default_hostnqn, host_config, invalid};
 use crate::error::RpcError;
 use crate::manager::catalogue::{Entry, Section};
-use crate::manager::discovery::{Discovery, MAX_SUBSYSTEMS, Origin};
+use crate::manager::discovery::{Discovery, Endpoint, MAX_SUBSYSTEMS, Origin};
 use crate::manager::nvmf::ListenAddress;
 use crate::manager::{Manager, ManagerError, Phase};
 use crate::method::{Call, Registry, States};
@@ -121,7 +120,6 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
         Nqn::new(text).map_err(|error| invalid(what).because(error))
     };
     let names = params.subsystems.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    check_transport(&params.trtype)?;
     let hostnqn = params.hostnqn.clone().unwrap_or_else(|| default_hostnqn(manager));
     let attach = Attach {
         name: name.clone(),
@@ -140,19 +138,15 @@ fn new_discovery(manager: &Manager, params: &Start) -> Result<Arc<Discovery>, Rp
     Ok(Discovery::new(name, Origin::Client, config, max_bdevs, names))
 }
 
-/// The controllers that a discovery service lists are followed over TCP, and so is the service.
-fn check_transport(trtype: &str) -> Result<(), RpcError> {
-    let is_rdma = trtype.eq_ignore_ascii_case(super::RDMA);
-    super::refuse_because(&[("trtype", is_rdma, "a discovery service is followed over TCP only")])
-}
-
-/// How a discovery controller is connected to, with what callers may set; the well-known port unless it has one.
+/// How a discovery controller is connected to, with what callers may set; the well-known port unless it has one. Registering
+/// with a central one goes over TCP, where it can be encrypted.
 pub(in crate::methods) fn discovery_host(
     manager: &Manager,
     address: &ListenAddress,
     hostnqn: Option<&str>,
 ) -> Result<HostConfig, RpcError> {
-    check_transport(&address.trtype)?;
+    let is_rdma = address.trtype.eq_ignore_ascii_case(super::RDMA);
+    super::refuse_because(&[("trtype", is_rdma, "targets register over TCP only")])?;
     let hostnqn = hostnqn.map_or_else(|| default_hostnqn(manager), str::to_owned);
     let attach = Attach {
         trtype: address.trtype.clone(),
@@ -222,10 +216,10 @@ fn describe(discovery: &Discovery) -> Value {
 }
 
 /// A discovery controller as SPDK shows it.
-pub(super) fn trid(address: SocketAddr, subnqn: &Nqn) -> Value {
-    let ListenAddress { trtype, adrfam, traddr, trsvcid } = ListenAddress::from(address);
+pub(super) fn trid(place: Endpoint, subnqn: &Nqn) -> Value {
+    let ListenAddress { trtype, adrfam, traddr, trsvcid } = ListenAddress::from(place.address);
     json!({
-        "trtype": trtype,
+        "trtype": if place.transport == Transport::Rdma { super::RDMA.to_owned() } else { trtype },
         "adrfam": adrfam,
         "traddr": traddr,
         "trsvcid": trsvcid,

@@ -127,7 +127,7 @@ fn describe(mdns: &MdnsDiscovery) -> Value {
     let referrals = mdns.found().into_iter().map(|found| {
         let mut shown = json!({
             "name": found.name,
-            "trid": trid(found.address, &found.nqn),
+            "trid": trid(found.address.into(), &found.nqn),
             "instance": found.instance,
         });
         if let Some(problem) = found.problem {

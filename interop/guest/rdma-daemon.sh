@@ -1,0 +1,269 @@
+# The kernel's host over RDMA (nvme-rdma) on `raceline serve` in this guest, over soft RoCE (rdma_rxe).  The daemon is in its
+# sandbox, whole.  A second daemon finds it by its discovery service over RDMA, and the device of soft RoCE is taken away
+# under load.
+#
+# Environment: NQN.  The program raceline is beside this script.  The daemon listens for RDMA on port 4420 and for TCP on port
+# 4421, serves a namespace in RAM (1, blocks of 512 bytes) and one in a file (2, blocks of 4096 bytes), and has ANA.
+. ./lib.sh
+. ./multipath.sh
+. ./roce.sh
+
+ADDR=10.0.2.15
+PORT=4420
+TCP_PORT=4421
+SOCKET=/tmp/daemon.sock
+SECOND=/tmp/second.sock
+DISCOVERY=nqn.2014-08.org.nvmexpress.discovery
+
+rpc() { $RACELINE rpc -s $SOCKET "$@"; }
+second() { $RACELINE rpc -s $SECOND "$@"; }
+
+daemon_start() { program_start daemon serve -r $SOCKET --rdma --sandbox on --state-dir /tmp/state; }
+add_listener() { rpc nvmf_subsystem_add_listener "$NQN" -t "$1" -a $ADDR -f ipv4 -s "$2"; }
+set_up() {
+    truncate -s 256M /root/disk
+    mkdir /tmp/state
+    daemon_start
+    rpc nvmf_create_transport -t tcp
+    rpc nvmf_create_transport -t rdma
+    rpc bdev_malloc_create -b memory 96 512
+    rpc bdev_uring_create /root/disk disk 4096
+    rpc nvmf_create_subsystem "$NQN" -a -r
+    rpc nvmf_subsystem_add_ns "$NQN" memory -n 1
+    rpc nvmf_subsystem_add_ns "$NQN" disk -n 2
+    add_listener rdma $PORT
+    add_listener tcp $TCP_PORT
+}
+# Whether the sandbox holds: no capability to do anything, and filtered calls.
+sandboxed() {
+    local pid
+    pid=$(cat /tmp/daemon.pid)
+    grep -E '^(Seccomp|NoNewPrivs):' "/proc/$pid/status"
+    grep -q '^Seccomp:[[:space:]]*2' "/proc/$pid/status" || fail "no filter of system calls"
+    grep -q '^NoNewPrivs:[[:space:]]*1' "/proc/$pid/status" || fail "new privileges are possible"
+    ls -l "/proc/$pid/fd" | grep -q /dev/infiniband/ || fail "no RDMA device is open"
+}
+# A daemon without --rdma says what it needs.
+without_rdma() {
+    program_start plain serve -r /tmp/plain.sock --sandbox on
+    $RACELINE rpc -s /tmp/plain.sock nvmf_create_transport -t tcp
+    refused 'given up the right to load libraries.*--rdma' $RACELINE rpc -s /tmp/plain.sock nvmf_create_transport -t rdma
+    program_stop plain
+}
+
+discovery() {
+    nvme discover -t rdma -a $ADDR -s $PORT | tee /tmp/discovery
+    [ "$(grep -c "^subnqn: *$NQN\$" /tmp/discovery)" = 2 ] || fail "the subsystem is not listed once for each transport"
+    [ "$(grep -c '^trtype: *rdma' /tmp/discovery)" -ge 1 ] && grep -q '^trtype: *tcp' /tmp/discovery || fail "a transport is missing"
+}
+
+# live TRANSPORT PORT OPTION...: connects, and waits until the path is live.
+live() {
+    local transport=$1 port=$2
+    shift 2
+    nvme connect -t "$transport" -a $ADDR -s "$port" -n "$NQN" --keep-alive-tmo=5 --reconnect-delay=1 --ctrl-loss-tmo=300 "$@"
+    wait_live "$port"
+}
+commands() {
+    local d
+    d=$(dev 2)
+    nvme id-ctrl "/dev/$(of_port $PORT)" | grep -q "$NQN"
+    nvme flush "$d"
+    # In a capsule, and by a key.
+    verify "$d" 4m --bsrange=4k-4k
+    verify "$d" 16m --bsrange=256k-1m
+    dd if=/dev/urandom of="$d" bs=1M count=4 oflag=direct 2>/dev/null
+    nvme write-zeroes "$d" --start-block=0 --block-count=255
+    all_zero "$d" 0 1 || fail "write-zeroes"
+    nvme dsm "$d" --ad --slbs=256 --blocks=256
+    mkfs.ext4 -q -F "$d"
+    mount "$d" /mnt
+    dd if=/dev/urandom of=/mnt/data bs=1M count=8 conv=fsync 2>/dev/null
+    md5sum </mnt/data >/tmp/sum
+    umount /mnt
+    cold_caches
+    mount "$d" /mnt
+    [ "$(md5sum </mnt/data)" = "$(cat /tmp/sum)" ] || fail "the file changed"
+    umount /mnt
+    fsck.ext4 -f -n "$d"
+}
+
+fio_background() {
+    rm -f /tmp/fio.rc
+    (
+        rc=0
+        unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --size=8m --direct=1 \
+            --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 --do_verify=1 \
+            --loops="$2" --minimal >/tmp/fio.out 2>&1 || rc=$?
+        echo $rc >/tmp/fio.rc
+    ) &
+}
+fio_succeeded() {
+    local i=0
+    while [ ! -s /tmp/fio.rc ]; do
+        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
+        sleep 1
+        i=$((i + 1))
+    done
+    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
+}
+not_live() {
+    local i=0
+    while [ "$(port_state "$1")" = live ]; do
+        [ $i -lt 60 ] || fail "the kernel did not notice that the daemon is gone"
+        sleep 1
+        i=$((i + 1))
+    done
+}
+
+# written PORT: prints how many writes the path by that port has completed, to both namespaces.
+written() {
+    local c
+    c=$(of_port "$1")
+    cat /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n*/stat | awk '{ sum += $5 } END { print sum + 0 }'
+}
+# Two paths to one disk, one over each transport; each is taken away in turn while fio verifies.
+both_transports() {
+    local rdma tcp
+    live tcp $TCP_PORT
+    dev 1
+    [ "$(ls -d /sys/class/nvme-subsystem/nvme-subsys*/nvme*n1 | wc -l)" = 1 ] || fail "there is no single disk"
+    policy round-robin
+    rdma=$(written $PORT) tcp=$(written $TCP_PORT)
+    verify "$(dev 1)" 4m
+    [ "$(written $PORT)" -gt "$rdma" ] || fail "the path over RDMA has had no writes"
+    [ "$(written $TCP_PORT)" -gt "$tcp" ] || fail "the path over TCP has had no writes"
+}
+cut_each() {
+    local pair transport port
+    fio_background 1 4
+    for pair in "rdma $PORT" "tcp $TCP_PORT" "rdma $PORT"; do
+        transport=${pair% *} port=${pair#* }
+        sleep 1
+        rpc nvmf_subsystem_remove_listener "$NQN" -t "$transport" -a $ADDR -f ipv4 -s "$port"
+        not_live "$port"
+        add_listener "$transport" "$port"
+        wait_live "$port"
+    done
+    fio_succeeded 120
+}
+states() {
+    rpc nvmf_subsystem_listener_set_ana_state "$NQN" -t rdma -a $ADDR -f ipv4 -s $PORT -n inaccessible
+    wait_ana $PORT inaccessible
+    verify "$(dev 1)" 2m
+    rpc nvmf_subsystem_listener_set_ana_state "$NQN" -t rdma -a $ADDR -f ipv4 -s $PORT -n optimized
+    wait_ana $PORT optimized
+}
+kill_under_io() {
+    local i
+    # Only the file outlives the daemon.
+    fio_background 2 3
+    for i in 1 2; do
+        sleep 2
+        program_kill daemon
+        not_live $PORT
+        daemon_start
+        wait_live $PORT
+        wait_live $TCP_PORT
+    done
+    fio_succeeded 180
+    verify "$(dev 2)" 2m
+}
+
+# A second daemon follows the discovery service over RDMA: a path over each transport, and devices that read what is there.
+followed() {
+    local i=0
+    program_start second serve -r $SECOND --rdma --sandbox on
+    second bdev_nvme_start_discovery -b found -t rdma -a $ADDR -f ipv4 -s $PORT -w
+    second bdev_nvme_get_discovery_info | tee /tmp/info
+    grep -q '"RDMA"' /tmp/info || fail "the service is not followed over RDMA"
+    second bdev_get_bdevs -b found0n1 >/dev/null
+    while [ "$(second bdev_nvme_get_controllers | grep -c '"traddr"')" -lt 2 ]; do
+        [ $i -lt 100 ] || { second bdev_nvme_get_controllers; fail "there is no path for each transport"; }
+        sleep 0.2
+        i=$((i + 1))
+    done
+    second bdev_nvme_get_controllers | tee /tmp/info
+    grep -q '"RDMA"' /tmp/info && grep -q '"TCP"' /tmp/info || fail "a transport is missing"
+    # A subsystem that comes is found, and one that goes is forgotten.
+    rpc nvmf_create_subsystem "$NQN-two" -a
+    rpc bdev_malloc_create -b two 16 512
+    rpc nvmf_subsystem_add_ns "$NQN-two" two
+    rpc nvmf_subsystem_add_listener "$NQN-two" -t rdma -a $ADDR -f ipv4 -s $PORT
+    i=0
+    until second bdev_get_bdevs -b found1n1 >/dev/null 2>&1; do
+        [ $i -lt 150 ] || { second bdev_nvme_get_discovery_info; fail "the new subsystem is not found"; }
+        sleep 0.2
+        i=$((i + 1))
+    done
+    rpc nvmf_delete_subsystem "$NQN-two"
+    i=0
+    while second bdev_get_bdevs -b found1n1 >/dev/null 2>&1; do
+        [ $i -lt 150 ] || fail "the subsystem that is gone is still there"
+        sleep 0.2
+        i=$((i + 1))
+    done
+    second bdev_nvme_stop_discovery -b found
+    program_stop second
+}
+
+# The one device goes away under load: the kernel gives its path up, and I/O goes on by the other one.  librdmacm keeps the
+# device open, so the command that removes the device waits for the daemon's end.
+gone() {
+    local i=0
+    while [ "$(port_state "$1")" != gone ]; do
+        [ $i -lt 60 ] || fail "the controller of port $1 is $(port_state "$1")"
+        sleep 1
+        i=$((i + 1))
+    done
+}
+device_removed() {
+    fio_background 1 4
+    sleep 2
+    setsid rdma link delete rxe0 >/tmp/link.out 2>&1 </dev/null &
+    gone $PORT
+    fio_succeeded 120
+    verify "$(dev 1)" 2m
+    rpc nvmf_get_subsystems | grep -q "$NQN"
+    program_healthy daemon
+}
+device_returns() {
+    local i=0
+    program_stop daemon
+    while rdma link | grep -q rxe0; do
+        [ $i -lt 200 ] || fail "the device does not go"
+        sleep 0.1
+        i=$((i + 1))
+    done
+    roce_up
+    daemon_start
+    wait_live $TCP_PORT
+    forget_controllers
+    live rdma $PORT
+    verify "$(dev 2)" 2m
+}
+
+dispatch "$@"
+# The kernel tells its parts in the reverse order of their loading that a device goes; ib_uverbs is the first, and the last to
+# be told, because it waits for programs.
+roce_up
+modprobe nvme-tcp
+log_start
+check set-up 90 set_up
+check sandboxed 10 sandboxed
+check without-rdma 60 without_rdma
+check discover 30 discovery
+check connect 30 live rdma $PORT --nr-io-queues=2
+check commands 180 commands
+check dmesg-commands 10 log_clean
+check both-transports 60 both_transports
+check cut-each 240 cut_each
+check states 60 states
+check kill-under-io 400 kill_under_io
+check dmesg-cuts 20 paths_clean
+check followed 180 followed
+check device-removed 240 device_removed
+check device-returns 120 device_returns
+check disconnect 30 disconnect
+check daemon-ends 30 program_stop daemon
+finish
