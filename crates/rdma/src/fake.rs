@@ -67,6 +67,8 @@ pub struct NetworkConfig {
     pub not_ready: Duration,
     /// Entries of each device's completion queue.
     pub completions: u32,
+    /// Receives that the queue pairs of a device can share; 0: none.
+    pub shared_receives: u32,
     /// RDMA READs at a time on a queue pair.
     pub reads: u8,
     /// What goes wrong.
@@ -81,6 +83,7 @@ impl Default for NetworkConfig {
             delay: Duration::ZERO,
             not_ready: Duration::from_millis(1),
             completions: 1 << 16,
+            shared_receives: 1 << 12,
             reads: 16,
             faults: Faults::default(),
         }
@@ -205,6 +208,7 @@ impl Provider for FakeDevice {
         Capabilities {
             completions: state.config.completions,
             work_requests: 1 << 14,
+            shared_receives: state.config.shared_receives,
             reads_answered: state.config.reads,
             reads_begun: state.config.reads,
             inline_bytes: 64,
@@ -292,6 +296,18 @@ impl Provider for FakeDevice {
 
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
         self.network.lock().post_recv(self.node, connection, work)
+    }
+
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        self.network.lock().share_receives(self.node, entries)
+    }
+
+    fn unshare_receives(&mut self) {
+        self.network.lock().unshare_receives(self.node);
+    }
+
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        self.network.lock().post_shared(self.node, work)
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {

@@ -14,6 +14,7 @@ pub mod fake;
 mod host_port;
 mod host_queue;
 mod send_queue;
+mod shared_receives;
 mod target_port;
 mod target_queue;
 pub mod verbs;

@@ -104,6 +104,18 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).post_recv(connection, work)
     }
 
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        (**self).share_receives(entries)
+    }
+
+    fn unshare_receives(&mut self) {
+        (**self).unshare_receives();
+    }
+
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        (**self).post_shared(work)
+    }
+
     fn poll(&mut self, into: &mut Vec<Completion>) {
         (**self).poll(into);
     }

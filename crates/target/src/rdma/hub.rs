@@ -342,6 +342,7 @@ impl Drop for Hub {
         let Works { port, fetched, given, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
+        port.end();
     }
 }
 

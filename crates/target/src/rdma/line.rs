@@ -317,18 +317,16 @@ impl Line {
         };
         let slot = token.slot();
         let capsule = match (&data, works.port.queue(self.id)) {
-            (HostData::InCapsule { .. }, Some(queue)) => {
-                Some((queue.in_capsule(&token, &data), *queue.capsules()))
-            }
+            (HostData::InCapsule { .. }, Some(queue)) => Some(queue.in_capsule(&token, &data)),
             _ => None,
         };
-        let behind = capsule.map_or(0, |((_, len), _)| len);
+        let behind = capsule.map_or(0, |(_, _, len)| len);
         if behind > 0 {
             sqe.sgl1 = SglDescriptor::in_capsule(behind);
         }
         let common = common(PduType::CapsuleCmd, 0, behind);
         self.pieces.push_back(Piece::header(&CapsuleCmdPdu { common, sqe }));
-        if let Some(((at, len), capsules)) = capsule {
+        if let Some((capsules, at, len)) = capsule {
             self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
         }
         self.slots.insert(cid, slot);
