@@ -67,6 +67,7 @@ pub struct RdmaDevice {
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
+    name: String,
     memory: Memory,
     connections: Connections,
     polled: Vec<WorkCompletion>,
@@ -113,6 +114,7 @@ impl RdmaDevice {
                 send_with_invalidate: false,
                 is_iwarp: false,
             },
+            name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
             polled: vec![WorkCompletion::default(); POLL],
@@ -181,6 +183,8 @@ impl RdmaDevice {
             ((*device).transport_type == TRANSPORT_IWARP, (*device).name)
         };
         // Devices that say they can, and fail or confuse hosts when they do.
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        self.name = String::from_utf8_lossy(&name[..end]).into_owned();
         let is_unsafe = name.starts_with(b"bnxt_re") || name.starts_with(b"rxe");
         let can_invalidate = attributes.device_cap_flags & DEVICE_MEM_MGT_EXTENSIONS != 0;
         self.capabilities = Capabilities {
@@ -284,6 +288,10 @@ fn posted_before<T>(array: &[T], bad: *const T) -> usize {
 }
 
 impl Provider for RdmaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -298,6 +306,10 @@ impl Provider for RdmaDevice {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         self.memory.read(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        self.memory.fill(region, offset, len, fill);
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {

@@ -203,6 +203,10 @@ impl FakeDevice {
 }
 
 impl Provider for FakeDevice {
+    fn name(&self) -> &str {
+        "simulated"
+    }
+
     fn capabilities(&self) -> Capabilities {
         let state = self.network.lock();
         Capabilities {
@@ -234,6 +238,10 @@ impl Provider for FakeDevice {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         self.network.lock().nodes[self.node].memory.copy_out(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        fill(self.network.lock().nodes[self.node].memory.lend(region, offset, len));
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {

@@ -7,6 +7,7 @@
 use raceline_proto::rdma::CapsuleLimits;
 
 use crate::send_queue::RECEIVE;
+use crate::target_port::PortCounts;
 use crate::target_queue::{Place, capsule_stride};
 use crate::verbs::{Access, Provider, RecvWork, Region};
 
@@ -70,7 +71,7 @@ impl SharedReceives {
             self.places.extend((0..more).map(|n| (region, n * self.stride)));
             (made..made + more).for_each(|receive| self.give_back(receive));
         }
-        self.post(provider);
+        self.post(provider, &mut PortCounts::default());
         if !self.free.is_empty() {
             return false;
         }
@@ -99,14 +100,17 @@ impl SharedReceives {
     }
 
     /// Posts those that are free. What the device does not take waits for the next time.
-    pub(crate) fn post<P: Provider>(&mut self, provider: &mut P) {
+    pub(crate) fn post<P: Provider>(&mut self, provider: &mut P, counts: &mut PortCounts) {
         if self.free.is_empty() {
             return;
         }
-        match provider.post_shared(&self.free) {
-            Ok(()) => self.free.clear(),
-            Err(error) => drop(self.free.drain(..error.posted)),
-        }
+        counts.receive_posts += 1;
+        let posted = match provider.post_shared(&self.free) {
+            Ok(()) => self.free.len(),
+            Err(error) => error.posted,
+        };
+        counts.receives += u64::try_from(posted).unwrap_or(0);
+        self.free.drain(..posted);
     }
 
     /// Gives all memory back. No queue pair is left.

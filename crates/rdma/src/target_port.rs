@@ -40,6 +40,27 @@ pub struct PortConfig {
     pub drain_within: Duration,
 }
 
+/// What a port has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounts {
+    /// Looks for completions.
+    pub polls: u64,
+    /// Those that found none.
+    pub idle_polls: u64,
+    /// Completions.
+    pub completions: u64,
+    /// Commands of hosts.
+    pub requests: u64,
+    /// Requests that were posted to send queues.
+    pub sends: u64,
+    /// Calls that posted them: each takes one to the device's doorbell.
+    pub send_posts: u64,
+    /// Receives that were posted after those with which queues begin.
+    pub receives: u64,
+    /// Calls that posted them.
+    pub receive_posts: u64,
+}
+
 /// What a port tells.
 #[derive(Debug, PartialEq, Eq)]
 pub enum TargetPortEvent {
@@ -106,6 +127,7 @@ pub struct TargetPort<P> {
     /// Completions that were taken before a queue pair was destroyed, and are still to be handled.
     late: VecDeque<Completion>,
     shared: Option<SharedReceives>,
+    counts: PortCounts,
     /// Completions that all connections can have at a time.
     promised: u32,
     dirty: Vec<ConnectionId>,
@@ -126,6 +148,7 @@ impl<P: Provider> TargetPort<P> {
             completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
             late: VecDeque::new(),
             shared,
+            counts: PortCounts::default(),
             promised: 0,
             dirty: Vec::new(),
             turn: Vec::new(),
@@ -161,6 +184,12 @@ impl<P: Provider> TargetPort<P> {
         self.connections.len()
     }
 
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> PortCounts {
+        self.counts
+    }
+
     /// Requests that were refused.
     #[must_use]
     pub fn rejected(&self) -> u64 {
@@ -189,6 +218,9 @@ impl<P: Provider> TargetPort<P> {
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
         let any = !completions.is_empty();
+        self.counts.polls += 1;
+        self.counts.idle_polls += u64::from(!any);
+        self.counts.completions += u64::try_from(completions.len()).unwrap_or(0);
         for done in completions.drain(..) {
             self.complete(&done);
         }
@@ -234,7 +266,7 @@ impl<P: Provider> TargetPort<P> {
             self.post_shared();
             for id in turn.drain(..) {
                 let Some(connection) = self.connections.get_mut(&id) else { continue };
-                connection.queue.post(&mut self.provider);
+                connection.queue.post(&mut self.provider, &mut self.counts);
                 self.tell(id);
                 self.advance(id, now);
             }
@@ -245,7 +277,7 @@ impl<P: Provider> TargetPort<P> {
 
     fn post_shared(&mut self) {
         if let Some(shared) = &mut self.shared {
-            shared.post(&mut self.provider);
+            shared.post(&mut self.provider, &mut self.counts);
         }
     }
 
@@ -253,6 +285,7 @@ impl<P: Provider> TargetPort<P> {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         take_returned(&mut self.shared, connection);
         while let Some(event) = connection.queue.poll_event() {
+            self.counts.requests += u64::from(matches!(event, TargetEvent::Command { .. }));
             self.events.push_back((id, TargetPortEvent::Queue(event)));
         }
     }

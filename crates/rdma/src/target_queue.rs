@@ -16,6 +16,7 @@ use raceline_proto::rdma::{
 
 use crate::Loss;
 use crate::send_queue::{RECEIVE, SendQueue};
+use crate::target_port::PortCounts;
 use crate::verbs::{
     Completion, ConnectionId, Operation, Provider, RecvWork, Region, SendWork, Slice,
 };
@@ -187,7 +188,7 @@ impl TargetQueue {
         if self.config.capsules.is_some() {
             (0..self.config.entries).for_each(|index| self.repost(index));
         }
-        self.post(provider);
+        self.post(provider, &mut PortCounts::default());
         self.loss.map_or(Ok(()), Err)
     }
 
@@ -447,13 +448,15 @@ impl TargetQueue {
     }
 
     /// Posts what was gathered.
-    pub(crate) fn post<P: Provider>(&mut self, provider: &mut P) {
+    pub(crate) fn post<P: Provider>(&mut self, provider: &mut P, counts: &mut PortCounts) {
         if self.loss.is_some() {
             self.receive_batch.clear();
             return self.unpost_from(0);
         }
         // Receives first: the host may use an entry again as soon as it has the response.
         if !self.receive_batch.is_empty() {
+            counts.receives += u64::try_from(self.receive_batch.len()).unwrap_or(0);
+            counts.receive_posts += 1;
             let posted = provider.post_recv(self.connection, &self.receive_batch);
             if let Err(error) = posted {
                 for work in self.receive_batch.split_off(error.posted) {
@@ -467,6 +470,8 @@ impl TargetQueue {
             self.receive_batch.clear();
         }
         if !self.batch.is_empty() {
+            counts.sends += u64::try_from(self.batch.len()).unwrap_or(0);
+            counts.send_posts += 1;
             match provider.post_send(self.connection, &self.batch) {
                 Ok(()) => self.batch.clear(),
                 Err(error) => {

@@ -259,6 +259,8 @@ pub struct PostError {
 ///
 /// Nothing here waits. Memory is given back by [`Provider::deregister`] only when no request can touch it.
 pub trait Provider {
+    /// The device's name, as the system has it.
+    fn name(&self) -> &str;
     /// What the device can do.
     fn capabilities(&self) -> Capabilities;
     /// Allocates and registers zeroed memory.
@@ -270,6 +272,8 @@ pub trait Provider {
     fn deregister(&mut self, region: Region);
     /// Copies out of registered memory.
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]);
+    /// Lends a part of registered memory to somebody who fills it.
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8]));
     /// Copies into registered memory.
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]);
 

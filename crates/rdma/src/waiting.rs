@@ -22,6 +22,10 @@ pub trait WaitingDevice: Provider + Debug + Send {
 
 /// So that users of any device need no type for each.
 impl Provider for Box<dyn WaitingDevice> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
     fn capabilities(&self) -> Capabilities {
         (**self).capabilities()
     }
@@ -36,6 +40,10 @@ impl Provider for Box<dyn WaitingDevice> {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         (**self).read(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        (**self).fill(region, offset, len, fill);
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {

@@ -235,6 +235,7 @@ impl PollGroup {
         }
         let (napi_id, cpu) = (socket.incoming_napi_id(), socket.incoming_cpu());
         let arrival = Arrival { napi_id, cpu, mark: socket.mark() };
+        let is_rdma = streams.as_ref().is_some_and(|streams| streams.is_rdma());
         let carried = match streams {
             Some(streams) => streams.accepted(socket),
             None => Ok(socket),
@@ -250,7 +251,7 @@ impl PollGroup {
         let core = seat.core();
         let Arrival { napi_id, cpu, mark } = arrival;
         tracing::debug!(%peer, core, napi_id, cpu, mark, "accepted");
-        let ends = Ends { peer, local, port_id, protocol };
+        let ends = Ends { peer, local, port_id, protocol, is_rdma };
         if core == self.core.index {
             self.adopt(cx, seat, socket, ends, ticket);
         } else {
