@@ -163,6 +163,16 @@ impl Network {
         self.0.lock().cut_all();
     }
 
+    /// Removes the device that listens at an address.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn remove_listening(&self, address: SocketAddr) {
+        let mut state = self.0.lock();
+        let node = state.nodes.iter().position(|node| node.listeners.contains(&address));
+        state.remove_node(node.expect("a device listens there"));
+    }
+
     /// Removes a device.
     pub fn remove(&self, device: &FakeDevice) {
         self.0.lock().remove_node(device.node);

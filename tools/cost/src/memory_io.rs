@@ -33,6 +33,8 @@ pub(crate) struct MemoryIo {
     /// A provider's; it is asked only while [`Self::accepts`].
     provided: Option<(Box<dyn StreamListener>, Token)>,
     pub(crate) accepts: bool,
+    /// A socket has a stream, or the listener is a provider's.
+    has_streams: bool,
     connects: Vec<Token>,
     /// By [`SocketId`].
     sockets: Vec<MemorySocket>,
@@ -67,6 +69,7 @@ impl MemoryIo {
             listener: None,
             provided: None,
             accepts: true,
+            has_streams: false,
             connects: Vec::new(),
             sockets: Vec::new(),
             timers: Vec::with_capacity(LIST_CAPACITY),
@@ -241,6 +244,7 @@ impl Io for MemoryIo {
     ) -> io::Result<(ListenerId, SocketAddr)> {
         let address = listener.local_address();
         self.provided = Some((listener, token));
+        self.has_streams = true;
         Ok((ListenerId(0), address))
     }
 
@@ -256,6 +260,7 @@ impl Io for MemoryIo {
         let end = (socket.local_address(), socket.peer_address());
         let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;
         let stream = socket.into_stream();
+        self.has_streams |= stream.is_some();
         self.sockets.push(MemorySocket { end, receive: None, send: None, stream });
         Ok(SocketId(id))
     }
@@ -273,10 +278,12 @@ impl Io for MemoryIo {
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         // Counted, because every back end has to do it.
         std::hint::black_box(batch.count_segments());
-        let Self { sockets, done, .. } = self;
+        let Self { sockets, done, has_streams, .. } = self;
         let socket = &mut sockets[socket.0 as usize];
         socket.send = Some((batch, token));
-        socket.try_stream(done);
+        if *has_streams {
+            socket.try_stream(done);
+        }
     }
 
     fn close(&mut self, _socket: SocketId, _reset: bool) {
@@ -314,7 +321,9 @@ impl Io for MemoryIo {
     }
 
     fn poll(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
-        self.try_streams();
+        if self.has_streams {
+            self.try_streams();
+        }
         // Both lists are empty at first; the caller's list keeps its capacity as well.
         if done.is_empty() {
             std::mem::swap(done, &mut self.done);
