@@ -325,25 +325,6 @@ mod tests {
                 "offsetof(struct ibv_context, ops.post_recv)",
                 offset_of!(VerbsContext, ops.post_recv),
             ),
-            (
-                "offsetof(struct ibv_context, ops.post_srq_recv)",
-                offset_of!(VerbsContext, ops.post_shared),
-            ),
-            ("offsetof(struct ibv_device_attr, max_srq)", offset_of!(DeviceAttributes, max_srq)),
-            (
-                "offsetof(struct ibv_device_attr, max_srq_wr)",
-                offset_of!(DeviceAttributes, max_srq_wr),
-            ),
-            ("sizeof(struct ibv_srq_init_attr)", size_of::<SharedAttributes>()),
-            (
-                "offsetof(struct ibv_srq_init_attr, attr.max_wr)",
-                offset_of!(SharedAttributes, max_wr),
-            ),
-            (
-                "offsetof(struct ibv_srq_init_attr, attr.max_sge)",
-                offset_of!(SharedAttributes, max_sge),
-            ),
-            ("offsetof(struct ibv_qp_init_attr, srq)", offset_of!(PairAttributes, srq)),
             ("offsetof(struct ibv_context, cmd_fd)", offset_of!(VerbsContext, cmd_fd)),
             ("offsetof(struct ibv_context, async_fd)", offset_of!(VerbsContext, async_fd)),
             ("offsetof(struct ibv_device, node_type)", offset_of!(Device, node_type)),
@@ -403,6 +384,31 @@ mod tests {
     }
 
     /// Those of the connection manager, and the constants.
+    /// Of shared receives.
+    fn shared_expectations() -> Vec<(&'static str, usize)> {
+        vec![
+            (
+                "offsetof(struct ibv_context, ops.post_srq_recv)",
+                offset_of!(VerbsContext, ops.post_shared),
+            ),
+            ("offsetof(struct ibv_device_attr, max_srq)", offset_of!(DeviceAttributes, max_srq)),
+            (
+                "offsetof(struct ibv_device_attr, max_srq_wr)",
+                offset_of!(DeviceAttributes, max_srq_wr),
+            ),
+            ("sizeof(struct ibv_srq_init_attr)", size_of::<SharedAttributes>()),
+            (
+                "offsetof(struct ibv_srq_init_attr, attr.max_wr)",
+                offset_of!(SharedAttributes, max_wr),
+            ),
+            (
+                "offsetof(struct ibv_srq_init_attr, attr.max_sge)",
+                offset_of!(SharedAttributes, max_sge),
+            ),
+            ("offsetof(struct ibv_qp_init_attr, srq)", offset_of!(PairAttributes, srq)),
+        ]
+    }
+
     fn more_expectations() -> Vec<(&'static str, usize)> {
         vec![
             ("offsetof(struct rdma_cm_id, verbs)", offset_of!(CmId, verbs)),
@@ -453,7 +459,9 @@ mod tests {
     #[test]
     fn layouts_are_those_of_the_headers() {
         let mut text = "#include <stddef.h>\n#include <rdma/rdma_cma.h>\n".to_owned();
-        for (expression, expected) in expectations().into_iter().chain(more_expectations()) {
+        for (expression, expected) in
+            expectations().into_iter().chain(more_expectations()).chain(shared_expectations())
+        {
             text += &format!("_Static_assert({expression} == {expected}, \"{expression}\");\n");
         }
         let folder = std::env::temp_dir().join(format!("raceline-layout-{}", std::process::id()));
