@@ -272,8 +272,6 @@ mod tests {
     const NOT_TAKEN: &[(&str, &str)] = &[
         // For other transports: SPDK's own decoder for this method ignores unknown parameters.
         ("nvmf_create_transport", "num_cqe"),
-        ("nvmf_create_transport", "max_srq_depth"),
-        ("nvmf_create_transport", "no_srq"),
         ("nvmf_create_transport", "acceptor_backlog"),
         ("nvmf_create_transport", "no_wr_batching"),
         ("nvmf_create_transport", "control_msg_num"),

@@ -62,7 +62,7 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
     let state = tempfile::tempdir().unwrap();
     let daemon = Kept::start(state.path());
     let refused = |method: &str, params: Value| daemon.call(method, params).unwrap_err();
-    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 4096, "no_srq": true });
+    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 512, "no_srq": true });
     let early = refused("nvmf_create_transport", rdma.clone());
     assert!(early.contains("create that transport first"), "{early}");
     daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })).unwrap();
@@ -78,6 +78,15 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
         Ok(_) => {
             let all = daemon.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
             assert_eq!(all[0]["trtype"], "RDMA", "{all}");
+            assert_eq!((&all[0]["max_srq_depth"], &all[0]["no_srq"]), (&json!(512), &json!(true)));
+            let stats = daemon.call("nvmf_get_stats", json!({})).unwrap();
+            let transports = &stats["poll_groups"][0]["transports"];
+            assert_eq!(transports[0]["trtype"], "TCP", "{stats}");
+            let rdma = json!({
+                "trtype": "RDMA", "pending_data_buffer": 0, "current_admin_qpairs": 0,
+                "current_io_qpairs": 0, "devices": [],
+            });
+            assert_eq!(transports[1], rdma, "{stats}");
             let again = refused("nvmf_create_transport", rdma);
             assert!(again.contains("already exists"), "{again}");
             let error = refused(add, listener.clone());
@@ -344,6 +353,9 @@ fn hosts_see_what_they_are_shown_and_are_counted() {
     assert_eq!(queues[1]["statistics"]["num_write_ops"], 1);
     let stats = client.call("nvmf_get_stats", Value::Null).unwrap();
     assert_eq!(stats["poll_groups"][0]["current_io_qpairs"], 1);
+    let transports = stats["poll_groups"][0]["transports"].as_array().unwrap();
+    assert_eq!((transports.len(), &transports[0]["trtype"]), (1, &json!("TCP")));
+    assert_eq!(queues[1]["listen_address"]["trtype"], "TCP");
     let mut hosts = stats["hosts"].as_array().unwrap().iter();
     let counts = hosts.find(|host| host["hostnqn"] == HOST).unwrap();
     assert_eq!(counts["statistics"]["bytes_written"], 512);

@@ -30,6 +30,7 @@ fn port_config() -> PortConfig {
     PortConfig {
         grant: GrantLimits { admin_entries: 32, io_entries: 32, io_queues: 4, reads: 8 },
         io: CapsuleLimits { in_capsule_bytes: 4096, descriptors: 16, transfer_bytes: BYTES },
+        shared_receives: 256,
         connections: 4,
         stuck_after: Duration::from_secs(30),
         establish_within: Duration::from_secs(10),
@@ -80,9 +81,8 @@ impl Target {
             (READ, _) => return self.answer(id, token, cid, Some(place)),
             (_, HostData::InCapsule { .. }) => {
                 let (queue, provider) = self.port.queue_and_provider(id).ok_or("no queue")?;
-                let (at, len) = queue.in_capsule(&token, &data);
+                let (capsules, at, len) = queue.in_capsule(&token, &data);
                 let mut bytes = vec![0; usize::try_from(len)?];
-                let capsules = *queue.capsules();
                 provider.read(&capsules, at, &mut bytes);
                 provider.write(&self.disk, sqe.cdw10.get() % PLACES * BYTES, &bytes);
                 return self.answer(id, token, cid, None);

@@ -23,6 +23,7 @@ fn port_config() -> PortConfig {
     PortConfig {
         grant: GrantLimits { admin_entries: 32, io_entries: ENTRIES, io_queues: 8, reads: 16 },
         io: CapsuleLimits { in_capsule_bytes: 0, descriptors: 0, transfer_bytes: 4096 },
+        shared_receives: 256,
         connections: 8,
         stuck_after: Duration::from_secs(30),
         establish_within: Duration::from_secs(10),

@@ -26,9 +26,9 @@ use crate::verbs::{
 use connections::Connections;
 use layout::{
     CmId, CompletionChannel, CompletionQueue, DEVICE_MEM_MGT_EXTENSIONS, DeviceAttributes, Element,
-    EventChannel, QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest, TRANSPORT_IWARP,
-    VerbsContext, WC_WITH_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV,
-    WorkCompletion,
+    EventChannel, QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest,
+    SharedAttributes, SharedQueue, TRANSPORT_IWARP, VerbsContext, WC_WITH_INV, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV, WorkCompletion,
 };
 use library::Functions;
 use memory::Memory;
@@ -57,6 +57,8 @@ pub struct RdmaDevice {
     context: *mut VerbsContext,
     domain: *mut c_void,
     completions: *mut CompletionQueue,
+    /// Receives that queue pairs share, if they do.
+    shared: *mut SharedQueue,
     /// Tells of completions, when asked.
     notices: *mut CompletionChannel,
     channel: *mut EventChannel,
@@ -65,6 +67,7 @@ pub struct RdmaDevice {
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
+    name: String,
     memory: Memory,
     connections: Connections,
     polled: Vec<WorkCompletion>,
@@ -96,6 +99,7 @@ impl RdmaDevice {
             context: null_mut(),
             domain: null_mut(),
             completions: null_mut(),
+            shared: null_mut(),
             notices: null_mut(),
             channel,
             news: None,
@@ -103,12 +107,14 @@ impl RdmaDevice {
             capabilities: Capabilities {
                 completions: 0,
                 work_requests: 0,
+                shared_receives: 0,
                 reads_answered: 0,
                 reads_begun: 0,
                 inline_bytes: 64,
                 send_with_invalidate: false,
                 is_iwarp: false,
             },
+            name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
             polled: vec![WorkCompletion::default(); POLL],
@@ -177,11 +183,14 @@ impl RdmaDevice {
             ((*device).transport_type == TRANSPORT_IWARP, (*device).name)
         };
         // Devices that say they can, and fail or confuse hosts when they do.
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        self.name = String::from_utf8_lossy(&name[..end]).into_owned();
         let is_unsafe = name.starts_with(b"bnxt_re") || name.starts_with(b"rxe");
         let can_invalidate = attributes.device_cap_flags & DEVICE_MEM_MGT_EXTENSIONS != 0;
         self.capabilities = Capabilities {
             completions,
             work_requests: number(attributes.max_qp_wr),
+            shared_receives: if attributes.max_srq > 0 { number(attributes.max_srq_wr) } else { 0 },
             reads_answered: byte(attributes.max_qp_rd_atom),
             reads_begun: byte(attributes.max_qp_init_rd_atom),
             inline_bytes: 64,
@@ -207,6 +216,42 @@ impl RdmaDevice {
     /// The queue pair of a connection, for posts.
     fn pair(&self, connection: ConnectionId) -> Option<*mut QueuePair> {
         self.connections.pair(connection)
+    }
+
+    /// Has `post` take a chain of receives.
+    fn post_receives(
+        &mut self,
+        work: &[RecvWork],
+        post: impl FnOnce(*mut RecvRequest, *mut *mut RecvRequest) -> c_int,
+    ) -> Result<(), PostError> {
+        if work.is_empty() {
+            return Ok(());
+        }
+        self.elements.clear();
+        self.elements.extend(work.iter().map(|work| element(work.local)));
+        self.receives.clear();
+        let request = |work: &RecvWork| RecvRequest {
+            wr_id: work.id,
+            next: null_mut(),
+            sg_list: null_mut(),
+            num_sge: 1,
+        };
+        self.receives.extend(work.iter().map(request));
+        let (elements, requests) = (self.elements.as_mut_ptr(), self.receives.as_mut_ptr());
+        for n in 0..work.len() {
+            // SAFETY: both arrays have `work.len()` entries, and are not moved before they are posted.
+            unsafe {
+                (*requests.add(n)).sg_list = elements.add(n);
+                if n + 1 < work.len() {
+                    (*requests.add(n)).next = requests.add(n + 1);
+                }
+            }
+        }
+        let mut bad: *mut RecvRequest = null_mut();
+        if post(requests, &raw mut bad) == 0 {
+            return Ok(());
+        }
+        Err(PostError { posted: posted_before(&self.receives, bad) })
     }
 
     fn send_request(work: &SendWork) -> SendRequest {
@@ -243,6 +288,10 @@ fn posted_before<T>(array: &[T], bad: *const T) -> usize {
 }
 
 impl Provider for RdmaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -257,6 +306,10 @@ impl Provider for RdmaDevice {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         self.memory.read(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        self.memory.fill(region, offset, len, fill);
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
@@ -350,38 +403,44 @@ impl Provider for RdmaDevice {
 
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
         let Some(pair) = self.pair(connection) else { return Err(PostError { posted: 0 }) };
-        self.elements.clear();
-        self.elements.extend(work.iter().map(|work| element(work.local)));
-        self.receives.clear();
-        let request = |work: &RecvWork| RecvRequest {
-            wr_id: work.id,
-            next: null_mut(),
-            sg_list: null_mut(),
-            num_sge: 1,
-        };
-        self.receives.extend(work.iter().map(request));
-        let (elements, requests) = (self.elements.as_mut_ptr(), self.receives.as_mut_ptr());
-        for n in 0..work.len() {
-            // SAFETY: both arrays have `work.len()` entries, and are not moved before they are posted.
-            unsafe {
-                (*requests.add(n)).sg_list = elements.add(n);
-                if n + 1 < work.len() {
-                    (*requests.add(n)).next = requests.add(n + 1);
-                }
-            }
-        }
-        if work.is_empty() {
-            return Ok(());
-        }
-        let mut bad: *mut RecvRequest = null_mut();
-        // SAFETY: as in `post_send`.
+        // SAFETY: the queue pair is alive, and so is its context, whose table has the function.
         let post = unsafe { (*(*pair).context).ops.post_recv };
         let Some(post) = post else { return Err(PostError { posted: 0 }) };
-        // SAFETY: as in `post_send`.
-        if unsafe { post(pair, requests, &raw mut bad) } == 0 {
-            return Ok(());
+        // SAFETY: `post_receives` gives a chain of requests that live until the call returns; the memory that they name is
+        // registered, and its owner frees it only after their completions.
+        self.post_receives(work, |requests, bad| unsafe { post(pair, requests, bad) })
+    }
+
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        let what = "making a shared receive queue";
+        if !self.shared.is_null() {
+            return Err(ProviderError { what, why: "there is one already".to_owned() });
         }
-        Err(PostError { posted: posted_before(&self.receives, bad) })
+        let mut attributes =
+            SharedAttributes { context: null_mut(), max_wr: entries, max_sge: 1, srq_limit: 0 };
+        // SAFETY: the domain is alive, and the attributes are until the call returns.
+        self.shared = unsafe { (self.functions.ibv_create_srq)(self.domain, &raw mut attributes) };
+        if self.shared.is_null() { Err(last_error(what)) } else { Ok(()) }
+    }
+
+    fn unshare_receives(&mut self) {
+        let shared = std::mem::replace(&mut self.shared, null_mut());
+        if !shared.is_null() {
+            // SAFETY: made by `share_receives`, and destroyed once: the field is empty now.
+            unsafe { (self.functions.ibv_destroy_srq)(shared) };
+        }
+    }
+
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        let shared = self.shared;
+        if shared.is_null() {
+            return Err(PostError { posted: 0 });
+        }
+        // SAFETY: the context is alive, and its table has the function.
+        let post = unsafe { (*self.context).ops.post_shared };
+        let Some(post) = post else { return Err(PostError { posted: 0 }) };
+        // SAFETY: as in `post_recv`.
+        self.post_receives(work, |requests, bad| unsafe { post(shared, requests, bad) })
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {
@@ -394,7 +453,8 @@ impl Provider for RdmaDevice {
         let taken = usize::try_from(taken).unwrap_or(0).min(room);
         for done in &self.polled[..taken] {
             // Completions of a queue pair that was destroyed may still come.
-            let Some(connection) = self.connections.by_number(done.qp_num) else { continue };
+            let connection =
+                self.connections.by_number(done.qp_num).unwrap_or(ConnectionId::NOBODY);
             let is_invalidated = done.status == 0 && done.wc_flags & WC_WITH_INV != 0;
             into.push(Completion {
                 connection,
@@ -410,6 +470,7 @@ impl Provider for RdmaDevice {
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
         self.forget_all();
+        self.unshare_receives();
         self.memory.clear();
         // SAFETY: nothing uses these any longer: connections and registrations are gone. Each is destroyed once.
         unsafe {

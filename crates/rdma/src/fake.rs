@@ -67,6 +67,8 @@ pub struct NetworkConfig {
     pub not_ready: Duration,
     /// Entries of each device's completion queue.
     pub completions: u32,
+    /// Receives that the queue pairs of a device can share; 0: none.
+    pub shared_receives: u32,
     /// RDMA READs at a time on a queue pair.
     pub reads: u8,
     /// What goes wrong.
@@ -81,6 +83,7 @@ impl Default for NetworkConfig {
             delay: Duration::ZERO,
             not_ready: Duration::from_millis(1),
             completions: 1 << 16,
+            shared_receives: 1 << 12,
             reads: 16,
             faults: Faults::default(),
         }
@@ -160,6 +163,16 @@ impl Network {
         self.0.lock().cut_all();
     }
 
+    /// Removes the device that listens at an address.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn remove_listening(&self, address: SocketAddr) {
+        let mut state = self.0.lock();
+        let node = state.nodes.iter().position(|node| node.listeners.contains(&address));
+        state.remove_node(node.expect("a device listens there"));
+    }
+
     /// Removes a device.
     pub fn remove(&self, device: &FakeDevice) {
         self.0.lock().remove_node(device.node);
@@ -200,11 +213,16 @@ impl FakeDevice {
 }
 
 impl Provider for FakeDevice {
+    fn name(&self) -> &str {
+        "simulated"
+    }
+
     fn capabilities(&self) -> Capabilities {
         let state = self.network.lock();
         Capabilities {
             completions: state.config.completions,
             work_requests: 1 << 14,
+            shared_receives: state.config.shared_receives,
             reads_answered: state.config.reads,
             reads_begun: state.config.reads,
             inline_bytes: 64,
@@ -230,6 +248,10 @@ impl Provider for FakeDevice {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         self.network.lock().nodes[self.node].memory.copy_out(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        fill(self.network.lock().nodes[self.node].memory.lend(region, offset, len));
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
@@ -292,6 +314,18 @@ impl Provider for FakeDevice {
 
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
         self.network.lock().post_recv(self.node, connection, work)
+    }
+
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        self.network.lock().share_receives(self.node, entries)
+    }
+
+    fn unshare_receives(&mut self) {
+        self.network.lock().unshare_receives(self.node);
+    }
+
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        self.network.lock().post_shared(self.node, work)
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {

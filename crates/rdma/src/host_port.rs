@@ -312,7 +312,12 @@ impl<P: Provider> HostPort<P> {
             connection.regions.push(region.map_err(ConnectError::Provider)?);
         }
         let (sends, receives) = (commands.into(), commands.into());
-        let pair = PairConfig { sends, receives, inline_bytes: 64.min(can.inline_bytes) };
+        let pair = PairConfig {
+            sends,
+            receives,
+            shares_receives: false,
+            inline_bytes: 64.min(can.inline_bytes),
+        };
         let made = self.provider.create_pair(id, &pair).map_err(ConnectError::Provider)?;
         let queue_config = HostQueueConfig {
             commands,

@@ -14,6 +14,7 @@ pub mod fake;
 mod host_port;
 mod host_queue;
 mod send_queue;
+mod shared_receives;
 mod target_port;
 mod target_queue;
 pub mod verbs;
@@ -21,7 +22,7 @@ pub mod waiting;
 
 pub use host_port::{ConnectConfig, ConnectError, HostPort, HostPortEvent};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, HostTransfer, SubmitError};
-pub use target_port::{PortConfig, TargetPort, TargetPortEvent};
+pub use target_port::{PortConfig, PortCounts, TargetPort, TargetPortEvent};
 pub use target_queue::{CommandToken, TargetEvent, TargetQueue, TargetQueueConfig};
 pub use verbs::Provider;
 pub use waiting::WaitingDevice;

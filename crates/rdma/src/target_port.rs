@@ -11,6 +11,7 @@ use raceline_proto::rdma::{
 use zerocopy::IntoBytes;
 
 use crate::Loss;
+use crate::shared_receives::SharedReceives;
 use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
 use crate::verbs::{Access, Completion, ConnectionId, Event, PairConfig, Provider, Region};
 
@@ -26,6 +27,9 @@ pub struct PortConfig {
     pub grant: GrantLimits,
     /// Capsules of I/O queues.
     pub io: CapsuleLimits,
+    /// Receives that all queues share, at most; 0: each queue has its own. So has a queue for which they do not suffice,
+    /// and every queue where the device shares none.
+    pub shared_receives: u32,
     /// Connections at a time, those that are ending included.
     pub connections: usize,
     /// A host that has taken nothing for this long has lost its queue.
@@ -34,6 +38,27 @@ pub struct PortConfig {
     pub establish_within: Duration,
     /// After this time nobody waits for the completions of a queue pair that has ended.
     pub drain_within: Duration,
+}
+
+/// What a port has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounts {
+    /// Looks for completions.
+    pub polls: u64,
+    /// Those that found none.
+    pub idle_polls: u64,
+    /// Completions.
+    pub completions: u64,
+    /// Commands of hosts.
+    pub requests: u64,
+    /// Requests that were posted to send queues.
+    pub sends: u64,
+    /// Calls that posted them: each takes one to the device's doorbell.
+    pub send_posts: u64,
+    /// Receives that were posted after those with which queues begin.
+    pub receives: u64,
+    /// Calls that posted them.
+    pub receive_posts: u64,
 }
 
 /// What a port tells.
@@ -74,13 +99,21 @@ enum Stage {
 struct Connection {
     queue: TargetQueue,
     stage: Stage,
-    regions: Vec<Region>,
+    reserved: Reserved,
     /// Completions that it can have at a time.
     completions: u32,
     /// How far the host had come, and when that was first seen.
     progress: (u64, Instant),
     /// It has something to flush or to tell.
     is_dirty: bool,
+}
+
+/// What a connection has of its port.
+#[derive(Debug, Default)]
+struct Reserved {
+    regions: Vec<Region>,
+    /// Shared receives that it was promised.
+    receives: u16,
 }
 
 /// All queues of a target on one core and one device.
@@ -91,23 +124,34 @@ pub struct TargetPort<P> {
     connections: BTreeMap<ConnectionId, Connection>,
     events: VecDeque<(ConnectionId, TargetPortEvent)>,
     completions: Vec<Completion>,
+    /// Completions that were taken before a queue pair was destroyed, and are still to be handled.
+    late: VecDeque<Completion>,
+    shared: Option<SharedReceives>,
+    counts: PortCounts,
     /// Completions that all connections can have at a time.
     promised: u32,
     dirty: Vec<ConnectionId>,
+    /// Those whose turn it is. The memory is kept.
+    turn: Vec<ConnectionId>,
     rejected: u64,
 }
 
 impl<P: Provider> TargetPort<P> {
     /// A port on a device.
-    pub fn new(provider: P, config: PortConfig) -> Self {
+    pub fn new(mut provider: P, config: PortConfig) -> Self {
+        let shared = SharedReceives::new(&mut provider, config.shared_receives, &config.io);
         Self {
             provider,
             config,
             connections: BTreeMap::new(),
             events: VecDeque::new(),
             completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
+            late: VecDeque::new(),
+            shared,
+            counts: PortCounts::default(),
             promised: 0,
             dirty: Vec::new(),
+            turn: Vec::new(),
             rejected: 0,
         }
     }
@@ -140,6 +184,12 @@ impl<P: Provider> TargetPort<P> {
         self.connections.len()
     }
 
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> PortCounts {
+        self.counts
+    }
+
     /// Requests that were refused.
     #[must_use]
     pub fn rejected(&self) -> u64 {
@@ -168,34 +218,74 @@ impl<P: Provider> TargetPort<P> {
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
         let any = !completions.is_empty();
+        self.counts.polls += 1;
+        self.counts.idle_polls += u64::from(!any);
+        self.counts.completions += u64::try_from(completions.len()).unwrap_or(0);
         for done in completions.drain(..) {
-            // Completions of a queue pair that was destroyed name a connection that is no more.
-            let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
-            connection.queue.handle_completion(&self.provider, &done);
-            if !connection.is_dirty {
-                connection.is_dirty = true;
-                self.dirty.push(done.connection);
-            }
+            self.complete(&done);
         }
         self.completions = completions;
         self.settle(now);
         any
     }
 
+    fn complete(&mut self, done: &Completion) {
+        let place = self.shared.as_ref().and_then(|shared| shared.place(done.id));
+        let Some(connection) = self.connections.get_mut(&done.connection) else {
+            // Completions of a queue pair that was destroyed name a connection that is no more.
+            if let (Some(shared), Some(place)) = (&mut self.shared, place) {
+                shared.give_back(place.receive);
+            }
+            return;
+        };
+        match place {
+            Some(place) => connection.queue.handle_shared(&self.provider, done, place),
+            None => connection.queue.handle_completion(&self.provider, done),
+        }
+        if !connection.is_dirty {
+            connection.is_dirty = true;
+            self.dirty.push(done.connection);
+        }
+    }
+
     /// Posts what drivers have given to queues, and tells what that leads to.
     pub fn settle(&mut self, now: Instant) {
-        while let Some(id) = self.dirty.pop() {
-            let Some(connection) = self.connections.get_mut(&id) else { continue };
-            connection.is_dirty = false;
-            connection.queue.flush(&mut self.provider);
-            self.tell(id);
-            self.advance(id, now);
+        while !self.dirty.is_empty() || !self.late.is_empty() {
+            while let Some(done) = self.late.pop_front() {
+                self.complete(&done);
+            }
+            let mut turn = std::mem::take(&mut self.turn);
+            std::mem::swap(&mut turn, &mut self.dirty);
+            for &id in &turn {
+                let Some(connection) = self.connections.get_mut(&id) else { continue };
+                connection.is_dirty = false;
+                connection.queue.prepare(&mut self.provider);
+                take_returned(&mut self.shared, connection);
+            }
+            // Receives first, for all queues at once: a host may use an entry again as soon as it has the response.
+            self.post_shared();
+            for id in turn.drain(..) {
+                let Some(connection) = self.connections.get_mut(&id) else { continue };
+                connection.queue.post(&mut self.provider, &mut self.counts);
+                self.tell(id);
+                self.advance(id, now);
+            }
+            self.turn = turn;
+        }
+        self.post_shared();
+    }
+
+    fn post_shared(&mut self) {
+        if let Some(shared) = &mut self.shared {
+            shared.post(&mut self.provider, &mut self.counts);
         }
     }
 
     fn tell(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
+        take_returned(&mut self.shared, connection);
         while let Some(event) = connection.queue.poll_event() {
+            self.counts.requests += u64::from(matches!(event, TargetEvent::Command { .. }));
             self.events.push_back((id, TargetPortEvent::Queue(event)));
         }
     }
@@ -217,12 +307,13 @@ impl<P: Provider> TargetPort<P> {
                 connection.queue.close(Loss::Disconnected);
             }
             Stage::Draining { since } if now >= since + self.config.drain_within => {
-                self.provider.destroy(id);
                 connection.queue.give_up();
                 connection.stage = Stage::Destroyed;
+                self.destroy(id);
             }
             _ => {}
         }
+        let Some(connection) = self.connections.get_mut(&id) else { return };
         let progress = connection.queue.progress();
         if !connection.queue.awaits_host() || progress != connection.progress.0 {
             connection.progress = (progress, now);
@@ -257,29 +348,62 @@ impl<P: Provider> TargetPort<P> {
             return;
         }
         if connection.stage != Stage::Destroyed {
-            self.provider.destroy(id);
+            self.destroy(id);
         }
-        for region in std::mem::take(&mut connection.regions) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        self.promised -= connection.completions;
+        self.free(connection.reserved);
+        self.events.push_back((id, TargetPortEvent::Closed));
+    }
+
+    /// Destroys a queue pair. Devices may take its completions away with it, and with them the names of the shared receives
+    /// that its messages have taken: so they are taken before.
+    fn destroy(&mut self, id: ConnectionId) {
+        while self.shared.is_some() {
+            let mut late = Vec::with_capacity(COMPLETIONS_PER_POLL);
+            self.provider.poll(&mut late);
+            if late.is_empty() {
+                break;
+            }
+            self.late.extend(late);
+        }
+        self.provider.destroy(id);
+    }
+
+    fn free(&mut self, reserved: Reserved) {
+        for region in reserved.regions {
             self.provider.deregister(region);
         }
-        self.promised -= connection.completions;
-        self.connections.remove(&id);
-        self.events.push_back((id, TargetPortEvent::Closed));
+        if let Some(shared) = &mut self.shared {
+            shared.release(reserved.receives);
+        }
+    }
+
+    /// Ends all queue pairs at once, and gives the memory of shared receives back. Drivers have no command any longer.
+    pub fn end(&mut self) {
+        for (id, connection) in std::mem::take(&mut self.connections) {
+            if connection.stage != Stage::Destroyed {
+                self.provider.destroy(id);
+            }
+            self.promised -= connection.completions;
+            self.free(connection.reserved);
+        }
+        if let Some(shared) = self.shared.take() {
+            shared.end(&mut self.provider);
+        }
     }
 
     fn handle_event(&mut self, event: Event, now: Instant) {
         let id = event.connection();
         match event {
             Event::Request { listener, private, host_reads, .. } => {
-                let mut regions = Vec::new();
+                let mut reserved = Reserved::default();
                 let asked = (listener, &private[..], host_reads);
-                if let Err(status) = self.admit(id, asked, &mut regions, now) {
+                if let Err(status) = self.admit(id, asked, &mut reserved, now) {
                     self.rejected += 1;
                     self.provider.reject(id, RejectData::new(status).as_bytes());
-                    self.provider.destroy(id);
-                    for region in regions {
-                        self.provider.deregister(region);
-                    }
+                    self.destroy(id);
+                    self.free(reserved);
                 }
             }
             Event::Established { .. } => {
@@ -301,19 +425,19 @@ impl<P: Provider> TargetPort<P> {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.queue.close(loss);
         if loss == Loss::DeviceRemoved && matches!(connection.stage, Stage::Draining { .. }) {
-            self.provider.destroy(id);
             connection.stage = Stage::Destroyed;
+            self.provider.destroy(id);
         }
         self.tell(id);
         self.advance(id, now);
     }
 
-    /// Gives a host its queue. `regions` is the memory that was registered for it.
+    /// Gives a host its queue. `reserved` is what it was given of the port.
     fn admit(
         &mut self,
         id: ConnectionId,
         (listener, private, host_reads): (SocketAddr, &[u8], u8),
-        regions: &mut Vec<Region>,
+        reserved: &mut Reserved,
         now: Instant,
     ) -> Result<(), RejectStatus> {
         let request = QueueRequest::parse(private)?;
@@ -333,14 +457,21 @@ impl<P: Provider> TargetPort<P> {
         if !fits || self.connections.len() >= self.config.connections || sends > can.work_requests {
             return Err(RejectStatus::NoResources);
         }
+        let shares = self
+            .shared
+            .as_mut()
+            .is_some_and(|shared| shared.promise(&mut self.provider, grant.entries));
+        reserved.receives = if shares { grant.entries } else { 0 };
         let capsules = TargetQueueConfig::capsule_bytes(grant.entries, &limits);
-        for bytes in [capsules, TargetQueueConfig::response_bytes(sends)] {
+        let responses = TargetQueueConfig::response_bytes(sends);
+        for bytes in [responses, capsules].into_iter().take(if shares { 1 } else { 2 }) {
             let region = self.provider.register(bytes, Access::LOCAL);
-            regions.push(region.map_err(|_| RejectStatus::NoResources)?);
+            reserved.regions.push(region.map_err(|_| RejectStatus::NoResources)?);
         }
         let pair = PairConfig {
             sends,
-            receives: grant.entries.into(),
+            receives: if shares { 0 } else { grant.entries.into() },
+            shares_receives: shares,
             inline_bytes: 16.min(can.inline_bytes),
         };
         let made = self.provider.create_pair(id, &pair);
@@ -351,8 +482,8 @@ impl<P: Provider> TargetPort<P> {
             sends,
             inline: made.as_ref().is_ok_and(|made| made.inline_bytes >= 16),
             invalidates: can.send_with_invalidate,
-            capsules: regions[0],
-            responses: regions[1],
+            capsules: reserved.regions.get(1).copied(),
+            responses: reserved.regions[0],
         };
         let mut queue = TargetQueue::new(id, config);
         let accepted = made.is_ok()
@@ -366,14 +497,23 @@ impl<P: Provider> TargetPort<P> {
         }
         self.promised += completions;
         let stage = Stage::Accepted { since: now };
-        let regions = std::mem::take(regions);
+        let reserved = std::mem::take(reserved);
         let progress = (0, now);
         let connection =
-            Connection { queue, stage, regions, completions, progress, is_dirty: false };
+            Connection { queue, stage, reserved, completions, progress, is_dirty: false };
         self.connections.insert(id, connection);
         let (qid, cntlid) = (request.qid, request.cntlid);
         let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
         self.events.push_back((id, event));
         Ok(())
+    }
+}
+
+/// Takes the shared receives that a connection does not need any longer.
+fn take_returned(shared: &mut Option<SharedReceives>, connection: &mut Connection) {
+    if let Some(shared) = shared {
+        while let Some(receive) = connection.queue.take_returned() {
+            shared.give_back(receive);
+        }
     }
 }

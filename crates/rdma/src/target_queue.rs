@@ -1,8 +1,8 @@
 //! The controller's end of a queue: commands come, their data are moved, responses go.
 //!
-//! A receive is a command slot: the buffer that a command came in is posted again just before the command's response, so
-//! a host never meets a controller without receives while it keeps to the queue's size. All memory is there from the
-//! beginning. The driver names its buffers in [`TargetQueue::read_host_data`] and [`TargetQueue::respond`], and has
+//! The buffer that a command came in is posted again just before the command's response, so a host never meets a
+//! controller without receives while it keeps to the queue's size. A queue has receives of its own, each of which is a
+//! command slot, or takes those that all queues of a port share. All memory is there from the beginning. The driver names its buffers in [`TargetQueue::read_host_data`] and [`TargetQueue::respond`], and has
 //! each of them back with exactly one event.
 
 mod slot;
@@ -11,14 +11,16 @@ use std::collections::VecDeque;
 
 use raceline_proto::nvme::{Cqe, Sqe, Status};
 use raceline_proto::rdma::{
-    CAPSULE_HEAD_LEN, CapsuleLimits, CommandCapsule, HostData, RESPONSE_CAPSULE_LEN,
+    CAPSULE_HEAD_LEN, CapsuleLimits, CommandCapsule, HostData, RESPONSE_CAPSULE_LEN, Violation,
 };
 
 use crate::Loss;
 use crate::send_queue::{RECEIVE, SendQueue};
+use crate::target_port::PortCounts;
 use crate::verbs::{
     Completion, ConnectionId, Operation, Provider, RecvWork, Region, SendWork, Slice,
 };
+pub(crate) use slot::Place;
 use slot::{Slot, Stage};
 
 /// Bytes of a response, as lengths in work requests are.
@@ -40,8 +42,8 @@ pub struct TargetQueueConfig {
     pub inline: bool,
     /// Keys are invalidated where hosts ask for it.
     pub invalidates: bool,
-    /// Memory for capsules: [`Self::capsule_bytes`].
-    pub capsules: Region,
+    /// Memory for capsules: [`Self::capsule_bytes`]. `None`: messages take shared receives.
+    pub capsules: Option<Region>,
     /// Memory for responses: [`Self::response_bytes`].
     pub responses: Region,
 }
@@ -67,7 +69,7 @@ impl TargetQueueConfig {
 }
 
 /// Bytes of one receive; data in capsules begin at multiples of 64.
-fn capsule_stride(limits: &CapsuleLimits) -> u32 {
+pub(crate) fn capsule_stride(limits: &CapsuleLimits) -> u32 {
     u32::try_from(limits.capsule_len()).unwrap_or(u32::MAX).next_multiple_of(64)
 }
 
@@ -140,6 +142,9 @@ pub struct TargetQueue {
     events: VecDeque<TargetEvent>,
     batch: Vec<SendWork>,
     receive_batch: Vec<RecvWork>,
+    /// Slots without a command, and shared receives that are free again: of a queue without receives of its own.
+    free: Vec<u16>,
+    returned: Vec<u32>,
 }
 
 impl TargetQueue {
@@ -166,18 +171,24 @@ impl TargetQueue {
             events: VecDeque::with_capacity(entries),
             batch: Vec::with_capacity(sends),
             receive_batch: Vec::with_capacity(entries),
+            free: if config.capsules.is_none() {
+                (0..config.entries).collect()
+            } else {
+                Vec::new()
+            },
+            returned: Vec::with_capacity(entries),
         }
     }
 
-    /// Posts all receives.
+    /// Posts all receives that are its own.
     ///
     /// # Errors
     /// When the device refuses.
     pub fn post_receives<P: Provider>(&mut self, provider: &mut P) -> Result<(), Loss> {
-        for index in 0..self.config.entries {
-            self.repost(index);
+        if self.config.capsules.is_some() {
+            (0..self.config.entries).for_each(|index| self.repost(index));
         }
-        self.flush(provider);
+        self.post(provider, &mut PortCounts::default());
         self.loss.map_or(Ok(()), Err)
     }
 
@@ -215,22 +226,22 @@ impl TargetQueue {
         self.completed
     }
 
-    /// Where data are that came in a capsule.
+    /// Where data are that came in a capsule: from an offset of this memory on, so many bytes.
     ///
     /// # Panics
     /// When the data are not in the capsule: that is a bug of the caller.
     #[must_use]
-    pub fn in_capsule(&self, token: &CommandToken, data: &HostData) -> (u32, u32) {
+    pub fn in_capsule(&self, token: &CommandToken, data: &HostData) -> (Region, u32, u32) {
         let HostData::InCapsule { start, len } = *data else {
             unreachable!("the data of the command are in the host's memory")
         };
-        (u32::from(token.0) * capsule_stride(&self.config.limits) + start, len)
+        let place = &self.slots[usize::from(token.0)].place;
+        (place.region, place.offset + start, len)
     }
 
-    /// The memory that capsules are received in.
-    #[must_use]
-    pub fn capsules(&self) -> &Region {
-        &self.config.capsules
+    /// A shared receive that is free again.
+    pub(crate) fn take_returned(&mut self) -> Option<u32> {
+        self.returned.pop()
     }
 
     // -------------------------------------------------------------------------- completions
@@ -272,7 +283,7 @@ impl TargetQueue {
     fn end_data(&mut self, index: u16, failed: bool) {
         let slot = &mut self.slots[usize::from(index)];
         if failed || slot.next_block < slot.blocks.len() {
-            slot.stage = Stage::Over;
+            self.end_slot(index);
             self.held -= 1;
             self.events.push_back(TargetEvent::DataLost(index));
         } else {
@@ -292,24 +303,57 @@ impl TargetQueue {
         if !done.status.is_success() {
             return self.note_failure("a receive", done);
         }
-        if self.loss.is_some() {
-            return;
+        if self.loss.is_none() {
+            self.take_message(provider, index, done.bytes);
         }
-        let stride = capsule_stride(&self.config.limits);
-        let received = done.bytes.min(stride);
+    }
+
+    /// A message for this queue has taken a shared receive.
+    pub(crate) fn handle_shared<P: Provider>(
+        &mut self,
+        provider: &P,
+        done: &Completion,
+        place: Place,
+    ) {
+        if !done.status.is_success() || self.loss.is_some() {
+            self.returned.push(place.receive);
+            if !done.status.is_success() {
+                self.note_failure("a receive", done);
+            }
+            return self.tell_loss();
+        }
+        let Some(index) = self.free.pop() else {
+            self.returned.push(place.receive);
+            return self.lose(Loss::Violation(Violation::QueueOverrun));
+        };
+        self.slots[usize::from(index)].place = place;
+        self.take_message(provider, index, done.bytes);
+    }
+
+    /// A message of so many bytes has come for a slot.
+    fn take_message<P: Provider>(&mut self, provider: &P, index: u16, bytes: u32) {
+        let Place { region, offset, .. } = self.slots[usize::from(index)].place;
+        // Shared receives have room for the longest capsule of any queue.
+        if bytes > u32::try_from(self.config.limits.capsule_len()).unwrap_or(u32::MAX) {
+            self.end_slot(index);
+            return self.lose(Loss::Violation(Violation::CommandLong));
+        }
         let mut head = [0; CAPSULE_HEAD_LEN];
-        let head_len = usize::try_from(received).unwrap_or(0).min(head.len());
+        let head_len = usize::try_from(bytes).unwrap_or(0).min(head.len());
         // Only commands with data in lists need more than their own bytes.
         let head = &mut head[..head_len];
         let (command, rest) = head.split_at_mut(head_len.min(Sqe::LEN));
-        provider.read(&self.config.capsules, u32::from(index) * stride, command);
+        provider.read(&region, offset, command);
         if is_list(command) {
-            provider.read(&self.config.capsules, u32::from(index) * stride + 64, rest);
+            provider.read(&region, offset + 64, rest);
         }
-        let received = usize::try_from(received).unwrap_or(0);
+        let received = usize::try_from(bytes).unwrap_or(0);
         match CommandCapsule::parse_head(head, received, &self.config.limits) {
             Ok(capsule) => self.take_command(index, head, &capsule),
-            Err(violation) => self.lose(Loss::Violation(violation)),
+            Err(violation) => {
+                self.end_slot(index);
+                self.lose(Loss::Violation(violation));
+            }
         }
     }
 
@@ -365,7 +409,7 @@ impl TargetQueue {
         (slot.response, slot.tag) = (cqe, tag);
         self.held -= 1;
         if lost {
-            slot.stage = Stage::Over;
+            self.end_slot(index);
             return self.events.push_back(TargetEvent::Responded(tag));
         }
         self.to_respond.push_back(index);
@@ -394,16 +438,25 @@ impl TargetQueue {
         self.tell_loss();
     }
 
-    /// Posts what there is to post. Call it at the end of a turn.
-    pub fn flush<P: Provider>(&mut self, provider: &mut P) {
+    /// Gathers what there is to post. Receives that are free again are known afterwards: those that are shared are to be
+    /// posted before [`Self::post`].
+    pub(crate) fn prepare<P: Provider>(&mut self, provider: &mut P) {
+        if self.loss.is_none() {
+            self.prepare_responses(provider);
+            self.prepare_reads();
+        }
+    }
+
+    /// Posts what was gathered.
+    pub(crate) fn post<P: Provider>(&mut self, provider: &mut P, counts: &mut PortCounts) {
         if self.loss.is_some() {
             self.receive_batch.clear();
-            return;
+            return self.unpost_from(0);
         }
-        self.prepare_responses(provider);
-        self.prepare_reads();
         // Receives first: the host may use an entry again as soon as it has the response.
         if !self.receive_batch.is_empty() {
+            counts.receives += u64::try_from(self.receive_batch.len()).unwrap_or(0);
+            counts.receive_posts += 1;
             let posted = provider.post_recv(self.connection, &self.receive_batch);
             if let Err(error) = posted {
                 for work in self.receive_batch.split_off(error.posted) {
@@ -417,6 +470,8 @@ impl TargetQueue {
             self.receive_batch.clear();
         }
         if !self.batch.is_empty() {
+            counts.sends += u64::try_from(self.batch.len()).unwrap_or(0);
+            counts.send_posts += 1;
             match provider.post_send(self.connection, &self.batch) {
                 Ok(()) => self.batch.clear(),
                 Err(error) => {
@@ -461,7 +516,11 @@ impl TargetQueue {
                 local.address += u64::from(block.len);
             }
             self.prepare_response(provider, index);
-            self.repost(index);
+            if self.config.capsules.is_some() {
+                self.repost(index);
+            } else {
+                self.end_slot(index);
+            }
         }
     }
 
@@ -505,12 +564,26 @@ impl TargetQueue {
     }
 
     fn repost(&mut self, index: u16) {
+        let Some(region) = self.config.capsules else { return };
         let stride = capsule_stride(&self.config.limits);
         let len = u32::try_from(self.config.limits.capsule_len()).unwrap_or(stride);
-        let local = self.config.capsules.slice(u32::from(index) * stride, len);
+        let offset = u32::from(index) * stride;
+        let local = region.slice(offset, len);
         self.receive_batch.push(RecvWork { id: RECEIVE | u64::from(index), local });
-        self.slots[usize::from(index)].stage = Stage::Posted;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.stage = Stage::Posted;
+        slot.place = Place { receive: 0, region, offset };
         self.receives += 1;
+    }
+
+    /// The slot has no command any longer, and no receive of its own.
+    fn end_slot(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.stage = Stage::Over;
+        if self.config.capsules.is_none() {
+            self.returned.push(slot.place.receive);
+            self.free.push(index);
+        }
     }
 
     // -------------------------------------------------------------------------- the end
@@ -540,9 +613,9 @@ impl TargetQueue {
         }
         // What was not posted ends here, what was posted ends with its completion.
         for index in std::mem::take(&mut self.to_respond) {
-            let slot = &mut self.slots[usize::from(index)];
-            slot.stage = Stage::Over;
-            self.events.push_back(TargetEvent::Responded(slot.tag));
+            let tag = self.slots[usize::from(index)].tag;
+            self.end_slot(index);
+            self.events.push_back(TargetEvent::Responded(tag));
         }
         for index in std::mem::take(&mut self.to_read) {
             if self.slots[usize::from(index)].blocks_under_way == 0 {

@@ -8,6 +8,11 @@ use raceline_proto::rdma::WorkStatus;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u32);
 
+impl ConnectionId {
+    /// A connection that is no more, and whose name is not known any longer.
+    pub const NOBODY: Self = Self(u32::MAX);
+}
+
 /// What a registration allows besides local reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
@@ -27,7 +32,7 @@ impl Access {
 }
 
 /// Registered memory that the provider has allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     /// For work requests.
     pub address: u64,
@@ -131,8 +136,10 @@ pub struct Completion {
 pub struct PairConfig {
     /// Requests in the send queue.
     pub sends: u32,
-    /// Receives.
+    /// Receives of its own.
     pub receives: u32,
+    /// Its messages take receives of [`Provider::share_receives`] instead.
+    pub shares_receives: bool,
     /// Bytes of inline requests.
     pub inline_bytes: u32,
 }
@@ -144,6 +151,8 @@ pub struct Capabilities {
     pub completions: u32,
     /// Requests in one queue of a pair.
     pub work_requests: u32,
+    /// Receives that its queue pairs can share; 0: none.
+    pub shared_receives: u32,
     /// RDMA READs of the peer that a queue pair answers at a time.
     pub reads_answered: u8,
     /// RDMA READs that a queue pair has under way at a time.
@@ -250,6 +259,8 @@ pub struct PostError {
 ///
 /// Nothing here waits. Memory is given back by [`Provider::deregister`] only when no request can touch it.
 pub trait Provider {
+    /// The device's name, as the system has it.
+    fn name(&self) -> &str;
     /// What the device can do.
     fn capabilities(&self) -> Capabilities;
     /// Allocates and registers zeroed memory.
@@ -261,6 +272,8 @@ pub trait Provider {
     fn deregister(&mut self, region: Region);
     /// Copies out of registered memory.
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]);
+    /// Lends a part of registered memory to somebody who fills it.
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8]));
     /// Copies into registered memory.
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]);
 
@@ -327,6 +340,24 @@ pub trait Provider {
     /// # Errors
     /// When the device takes only the first of them.
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError>;
-    /// Appends completions that are there, up to the room of `into`.
+    /// Makes the shared receive queue, with room for so many receives. There is one at most.
+    ///
+    /// # Errors
+    /// When the device has none, or refuses.
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        let why = format!("the device shares no receives ({entries} were asked for)");
+        Err(ProviderError { what: "making a shared receive queue", why })
+    }
+    /// Ends the shared receive queue and what is posted to it. No queue pair may be left that takes receives from it.
+    fn unshare_receives(&mut self) {}
+    /// Posts receives that all queue pairs share.
+    ///
+    /// # Errors
+    /// When the device takes only the first of them.
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        if work.is_empty() { Ok(()) } else { Err(PostError { posted: 0 }) }
+    }
+    /// Appends completions that are there, up to the room of `into`. A shared receive that a destroyed queue pair has
+    /// taken may still complete: it names a connection that is no more, or [`ConnectionId::NOBODY`].
     fn poll(&mut self, into: &mut Vec<Completion>);
 }

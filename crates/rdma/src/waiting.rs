@@ -22,6 +22,10 @@ pub trait WaitingDevice: Provider + Debug + Send {
 
 /// So that users of any device need no type for each.
 impl Provider for Box<dyn WaitingDevice> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
     fn capabilities(&self) -> Capabilities {
         (**self).capabilities()
     }
@@ -36,6 +40,10 @@ impl Provider for Box<dyn WaitingDevice> {
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         (**self).read(region, offset, into);
+    }
+
+    fn fill(&mut self, region: &Region, offset: u32, len: u32, fill: &mut dyn FnMut(&mut [u8])) {
+        (**self).fill(region, offset, len, fill);
     }
 
     fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
@@ -102,6 +110,18 @@ impl Provider for Box<dyn WaitingDevice> {
 
     fn post_recv(&mut self, connection: ConnectionId, work: &[RecvWork]) -> Result<(), PostError> {
         (**self).post_recv(connection, work)
+    }
+
+    fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
+        (**self).share_receives(entries)
+    }
+
+    fn unshare_receives(&mut self) {
+        (**self).unshare_receives();
+    }
+
+    fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
+        (**self).post_shared(work)
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {

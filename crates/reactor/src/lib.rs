@@ -39,7 +39,7 @@ pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
 pub use memory::parts::{PartPool, PartedBuf};
-pub use send::{Payload, SendBatch, pages};
+pub use send::{Payload, SendBatch, UnsentReader, pages};
 pub use sim::{SimConfig, SimIo, SimWorld};
 pub use thread::core::{
     Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle, open_io,

@@ -69,6 +69,60 @@ pub struct SendBatch {
     message: libc::msghdr,
 }
 
+/// Reads what a batch has to send: [`SendBatch::unsent_reader`].
+#[derive(Debug)]
+pub struct UnsentReader<'a> {
+    /// Memory that the batch owns, from `at` of the first one on.
+    segments: &'a [libc::iovec],
+    at: usize,
+}
+
+impl UnsentReader<'_> {
+    /// Copies the next bytes, as many as fit and are ready; gives their number.
+    #[inline]
+    pub fn copy(&mut self, out: &mut [u8]) -> usize {
+        let mut copied = 0;
+        while copied < out.len()
+            && let Some(segment) = self.segments.first()
+        {
+            let left = segment.iov_len - self.at;
+            let len = left.min(out.len() - copied);
+            let from = segment.iov_base.cast_const().cast::<u8>().wrapping_add(self.at);
+            // SAFETY: the segment names memory that the batch owns for as long as this borrows it, from `at` on there are
+            // `left` bytes, and `out` is other memory with room for `len`. A concurrent writer of a region makes the bytes
+            // a mixture, as when the kernel copies them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().add(copied), len);
+            }
+            copied += len;
+            self.at += len;
+            if len == left {
+                self.segments = &self.segments[1..];
+                self.at = 0;
+            }
+        }
+        copied
+    }
+
+    /// Passes over the next bytes, as many as are ready and at most so many; gives their number.
+    pub fn skip(&mut self, most: usize) -> usize {
+        let mut skipped = 0;
+        while skipped < most
+            && let Some(segment) = self.segments.first()
+        {
+            let left = segment.iov_len - self.at;
+            let len = left.min(most - skipped);
+            skipped += len;
+            self.at += len;
+            if len == left {
+                self.segments = &self.segments[1..];
+                self.at = 0;
+            }
+        }
+        skipped
+    }
+}
+
 impl SendBatch {
     /// An empty batch with room for this many header bytes and parts (runs of header bytes, and
     /// payloads).
@@ -313,6 +367,12 @@ impl SendBatch {
             copied += len;
         }
         copied
+    }
+
+    /// Reads the next bytes to send, in order, and leaves them in the batch. For streams of providers that have several
+    /// places for them.
+    pub fn unsent_reader(&mut self) -> UnsentReader<'_> {
+        UnsentReader { segments: self.describe(), at: 0 }
     }
 
     /// Addresses and lengths of the next bytes to send, in order, as many as are ready, at least one if

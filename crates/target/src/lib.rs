@@ -89,7 +89,7 @@ pub use changes::config::{
 pub use changes::connections::ConnectionOptions;
 pub use changes::hand_over::HandOver;
 pub use changes::info::{
-    ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, SubsystemInfo,
+    ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, RdmaQueues, SubsystemInfo,
 };
 pub use changes::iscsi::{Iscsi, IscsiConnectionInfo, LunInfo, TargetNodeInfo};
 pub use changes::iscsi_config::check_name as check_iscsi_name;
@@ -116,7 +116,9 @@ pub use raceline_proto::controller::{
 };
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
-pub use rdma::{OpenDevice, RdmaConfig, RdmaStreams, load_rdma_libraries};
+pub use rdma::{
+    OpenDevice, RdmaConfig, RdmaDeviceStats, RdmaStreams, SHARED_RECEIVES, load_rdma_libraries,
+};
 pub use records::counters::QueueTotals;
 pub use records::limited::Weight;
 pub use records::placement::PlacementPolicy;

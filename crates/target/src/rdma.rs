@@ -26,6 +26,6 @@ mod hub;
 mod line;
 mod streams;
 
-pub use config::{OpenDevice, RdmaConfig};
+pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};
 pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
-pub use streams::RdmaStreams;
+pub use streams::{RdmaDeviceStats, RdmaStreams};

@@ -1,6 +1,7 @@
 //! Does I/Os of one shape in memory, for `cargo xtask cost` to count their instructions.
 
 mod asked;
+mod device;
 mod host;
 mod memory_io;
 mod shape;

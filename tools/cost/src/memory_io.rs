@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use raceline_reactor::flow::{Flight, Machine, SocketClass};
 use raceline_reactor::io::{AllocateMode, FileCall, FileId, ListenerId, RecvBuffers, SocketId};
 use raceline_reactor::{
-    Accelerator, Completion, Io, IoBuf, Outcome, SendBatch, SharedBuf, Socket, Token, Wait, Waker,
+    Accelerator, ByteStream, Completion, Interest, Io, IoBuf, Outcome, SendBatch, SharedBuf,
+    Socket, StreamListener, Token, Wait, Waker,
 };
 
 /// Initial capacity of the lists, so that none grows while instructions are counted.
@@ -29,6 +30,11 @@ pub(crate) struct MemoryIo {
     /// For the next poll.
     done: Vec<Completion>,
     listener: Option<(SocketAddr, Token)>,
+    /// A provider's; it is asked only while [`Self::accepts`].
+    provided: Option<(Box<dyn StreamListener>, Token)>,
+    pub(crate) accepts: bool,
+    /// A socket has a stream, or the listener is a provider's.
+    has_streams: bool,
     connects: Vec<Token>,
     /// By [`SocketId`].
     sockets: Vec<MemorySocket>,
@@ -43,6 +49,8 @@ struct MemorySocket {
     end: End,
     receive: Option<(RecvBuffers, Token)>,
     send: Option<(Box<SendBatch>, Token)>,
+    /// A provider's, of a socket that no [`Wire`] serves.
+    stream: Option<Box<dyn ByteStream>>,
 }
 
 /// The bytes in flight between a host and a target.
@@ -59,6 +67,9 @@ impl MemoryIo {
             now,
             done: Vec::with_capacity(LIST_CAPACITY),
             listener: None,
+            provided: None,
+            accepts: true,
+            has_streams: false,
             connects: Vec::new(),
             sockets: Vec::new(),
             timers: Vec::with_capacity(LIST_CAPACITY),
@@ -71,6 +82,31 @@ impl MemoryIo {
     /// Whether a poll would give completions.
     pub(crate) fn has_completions(&self) -> bool {
         !self.done.is_empty()
+    }
+
+    /// Whether streams of providers have bytes for receives that wait.
+    pub(crate) fn has_unread(&mut self) -> bool {
+        self.sockets.iter_mut().any(|socket| {
+            let waits = socket.receive.is_some();
+            socket.stream.as_mut().is_some_and(|stream| waits && stream.unread() > 0)
+        })
+    }
+
+    /// Has all streams of providers go on with what they have, as a reactor does whose sources have news.
+    pub(crate) fn try_streams(&mut self) {
+        if self.accepts
+            && let Some((listener, token)) = &mut self.provided
+        {
+            while let Ok(socket) = listener.accept() {
+                let peer = socket.peer_address();
+                let outcome = Outcome::Accepted(Ok((socket, peer)));
+                self.done.push(Completion { token: *token, outcome });
+            }
+        }
+        let Self { sockets, done, .. } = self;
+        for socket in sockets {
+            socket.try_stream(done);
+        }
     }
 
     /// Lets time pass.
@@ -100,6 +136,38 @@ impl MemoryIo {
     }
 }
 
+impl MemorySocket {
+    /// One try of all that a stream has to do. A stream that fails is silent from then on, and its run stalls.
+    fn try_stream(&mut self, done: &mut Vec<Completion>) {
+        let Self { stream: Some(stream), receive, send, .. } = self else { return };
+        if stream.advance().is_err() {
+            return;
+        }
+        if let Some((mut buffers, token)) = receive.take() {
+            match stream.receive(&mut buffers) {
+                Ok(count) => {
+                    let outcome = Outcome::Received(Ok(count), buffers);
+                    done.push(Completion { token, outcome });
+                }
+                Err(_) => *receive = Some((buffers, token)),
+            }
+        }
+        if let Some((mut batch, token)) = send.take() {
+            while !batch.is_empty()
+                && let Ok(sent) = stream.transmit(&mut batch)
+            {
+                batch.advance(sent);
+            }
+            if batch.is_empty() {
+                done.push(Completion { token, outcome: Outcome::Sent(Ok(()), batch) });
+            } else {
+                *send = Some((batch, token));
+            }
+        }
+        stream.interest(Interest { read: receive.is_some(), write: send.is_some() });
+    }
+}
+
 impl Wire {
     /// Takes the bytes that `from` has sent, and its request to connect to `to`.
     pub(crate) fn collect(&mut self, from: &mut MemoryIo, to: &mut MemoryIo) -> io::Result<()> {
@@ -111,7 +179,7 @@ impl Wire {
             let outcome = Outcome::Accepted(Ok((far, peer)));
             to.done.push(Completion { token: listener.1, outcome });
         }
-        for socket in &mut from.sockets {
+        for socket in from.sockets.iter_mut().filter(|socket| socket.stream.is_none()) {
             let Some((mut batch, token)) = socket.send.take() else { continue };
             let (local, peer) = socket.end;
             let inbox = self.inboxes.entry((peer, local)).or_default();
@@ -166,6 +234,18 @@ impl Io for MemoryIo {
 
     fn close_listener(&mut self, _listener: ListenerId) {
         self.listener = None;
+        self.provided = None;
+    }
+
+    fn listen_provided(
+        &mut self,
+        listener: Box<dyn StreamListener>,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        let address = listener.local_address();
+        self.provided = Some((listener, token));
+        self.has_streams = true;
+        Ok((ListenerId(0), address))
     }
 
     fn connect(&mut self, _: SocketAddr, _: Option<IpAddr>, token: Token) {
@@ -179,7 +259,9 @@ impl Io for MemoryIo {
     fn adopt(&mut self, socket: Socket) -> io::Result<SocketId> {
         let end = (socket.local_address(), socket.peer_address());
         let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;
-        self.sockets.push(MemorySocket { end, receive: None, send: None });
+        let stream = socket.into_stream();
+        self.has_streams |= stream.is_some();
+        self.sockets.push(MemorySocket { end, receive: None, send: None, stream });
         Ok(SocketId(id))
     }
 
@@ -196,7 +278,12 @@ impl Io for MemoryIo {
     fn send(&mut self, socket: SocketId, mut batch: Box<SendBatch>, token: Token) {
         // Counted, because every back end has to do it.
         std::hint::black_box(batch.count_segments());
-        self.socket(socket).send = Some((batch, token));
+        let Self { sockets, done, has_streams, .. } = self;
+        let socket = &mut sockets[socket.0 as usize];
+        socket.send = Some((batch, token));
+        if *has_streams {
+            socket.try_stream(done);
+        }
     }
 
     fn close(&mut self, _socket: SocketId, _reset: bool) {
@@ -234,6 +321,9 @@ impl Io for MemoryIo {
     }
 
     fn poll(&mut self, _wait: Wait, done: &mut Vec<Completion>) -> io::Result<()> {
+        if self.has_streams {
+            self.try_streams();
+        }
         // Both lists are empty at first; the caller's list keeps its capacity as well.
         if done.is_empty() {
             std::mem::swap(done, &mut self.done);

@@ -16,6 +16,7 @@ pub(crate) enum Side {
 pub(crate) enum Protocol {
     NvmeTcp,
     Iscsi,
+    NvmeRdma,
 }
 
 /// The I/O that the host repeats.
@@ -89,6 +90,10 @@ pub(crate) const SHAPES: [Shape; 11] = [
 const ISCSI_SHAPES: [&str; 5] =
     ["4k-read-1", "4k-read-32", "4k-write-1", "4k-write-32", "128k-read-8"];
 
+/// The shapes that are counted over RDMA, on the target. The last one goes by RDMA READ.
+const RDMA_SHAPES: [&str; 6] =
+    ["4k-read-1", "4k-read-32", "4k-write-1", "4k-write-32", "128k-read-8", "16k-write-r2t-8"];
+
 /// One shape over one protocol, counted on one side: `target-4k-read-1`, `target-iscsi-4k-read-1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
@@ -98,7 +103,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// All cases: NVMe/TCP's before iSCSI's, and of each the target's first.
+    /// All cases: NVMe/TCP's, iSCSI's, NVMe/RDMA's, and of each the target's first.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let of = |protocol| {
             let sides = [Side::Target, Side::Host].into_iter();
@@ -106,7 +111,8 @@ impl Case {
                 SHAPES.into_iter().map(move |shape| Self { side, protocol, shape })
             })
         };
-        of(Protocol::NvmeTcp).chain(of(Protocol::Iscsi)).filter(|case| case.is_counted())
+        let all = [Protocol::NvmeTcp, Protocol::Iscsi, Protocol::NvmeRdma].into_iter();
+        all.flat_map(of).filter(|case| case.is_counted())
     }
 
     /// A host does not see the kind of the device.
@@ -115,6 +121,9 @@ impl Case {
         match self.protocol {
             Protocol::NvmeTcp => self.side == Side::Target || !is_special,
             Protocol::Iscsi => ISCSI_SHAPES.contains(&self.shape.name),
+            Protocol::NvmeRdma => {
+                self.side == Side::Target && RDMA_SHAPES.contains(&self.shape.name)
+            }
         }
     }
 
@@ -126,6 +135,7 @@ impl Case {
         let protocol = match self.protocol {
             Protocol::NvmeTcp => "",
             Protocol::Iscsi => "iscsi-",
+            Protocol::NvmeRdma => "rdma-",
         };
         format!("{side}-{protocol}{}", self.shape.name)
     }

@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use raceline_bdev::{DeviceSpec, Identity, NamedBdev, SharedBdev};
-use raceline_host::HostConfig;
+use raceline_host::{HostConfig, Transport};
 use raceline_initiator::{Name, SessionConfig};
 use raceline_proto::nvme::{HostId, Nqn};
+use raceline_rdma::fake::{Network, NetworkConfig};
 use raceline_target::{
     InitiatorGroupConfig, LunConfig, ManualCore, NamespaceConfig, PortalGroupConfig, PortalMap,
-    SubsystemConfig, Target, TargetConfig, TargetNodeConfig,
+    RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig, TargetNodeConfig,
 };
 
 use crate::asked::AskedBdev;
+use crate::device::{Device, HostDevices};
 use crate::host::{Host, Way};
 use crate::memory_io::{MemoryIo, Wire};
 use crate::shape::{Case, Protocol, Shape, Side};
@@ -40,6 +42,8 @@ const MAX_STALLS: usize = 64;
 pub(crate) struct World {
     case: Case,
     wire: Wire,
+    /// The network of a case over RDMA.
+    network: Option<Network>,
     host: Host,
     core: ManualCore,
     target_io: MemoryIo,
@@ -58,20 +62,34 @@ impl World {
     fn with(case: Case, config: TargetConfig, queues: u16) -> Result<Self> {
         let now = Instant::now();
         let mut target_io = MemoryIo::new(now);
-        let (target, mut cores) = Target::manual(config, &[&target_io])?;
+        let (target, mut cores) = Target::manual(config.clone(), &[&target_io])?;
         let mut core = cores.pop().context("a target without cores")?;
         let target = Arc::new(target);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 4420));
-        let export = Export { device: device(case.shape)?, address, protocol: case.protocol };
+        let network =
+            (case.protocol == Protocol::NvmeRdma).then(|| Network::new(NetworkConfig::default()));
+        let streams = network.clone().map(|network| rdma_streams(network, &config));
+        let export =
+            Export { device: device(case.shape)?, address, protocol: case.protocol, streams };
         configure(&target, &mut core, &mut target_io, export)?;
         let way = match case.protocol {
             Protocol::NvmeTcp => Way::NvmeTcp(nvme_config(case.shape, address, queues)?),
             Protocol::Iscsi => Way::Iscsi(iscsi_config(case.shape, address)?),
+            Protocol::NvmeRdma => {
+                let network = network.clone().context("a case over RDMA without a network")?;
+                let config = nvme_config(case.shape, address, queues)?;
+                Way::NvmeTcp(HostConfig {
+                    transport: Transport::Rdma,
+                    rdma_devices: Arc::new(HostDevices(network)),
+                    ..config
+                })
+            }
         };
         let host = Host::start(case.shape, MemoryIo::new(now), way)?;
         let mut world = Self {
             case,
             wire: Wire::default(),
+            network,
             host,
             core,
             target_io,
@@ -88,7 +106,10 @@ impl World {
         let count = rounds * self.case.shape.depth;
         self.work(count)?;
         self.counted = true;
+        self.target_io.accepts = false;
+        crate::device::set_counting(true);
         self.work(count)?;
+        crate::device::set_counting(false);
         self.counted = false;
         Ok(count)
     }
@@ -124,6 +145,9 @@ impl World {
 
     /// Lets each side work until it has nothing to do; false when neither did anything.
     fn round(&mut self) -> Result<bool> {
+        if self.network.is_some() {
+            return self.round_over_rdma();
+        }
         let mut busy = false;
         loop {
             self.wire.collect(&mut self.host.io, &mut self.target_io)?;
@@ -141,6 +165,42 @@ impl World {
                 break;
             }
             self.turn_target()?;
+            busy = true;
+        }
+        if busy {
+            self.advance(ROUND);
+        }
+        Ok(busy)
+    }
+
+    /// The network does what it has to do; gives whether that was something.
+    fn step_network(&self) -> bool {
+        let steps = || self.network.as_ref().is_some_and(Network::step);
+        let stepped = steps();
+        while steps() {}
+        stepped
+    }
+
+    /// [`Self::round`]: messages go through the network, and a side has a turn when something has come.
+    fn round_over_rdma(&mut self) -> Result<bool> {
+        let mut busy = self.step_network();
+        loop {
+            self.host.io.try_streams();
+            if !self.host.io.has_completions() {
+                break;
+            }
+            self.turn_host()?;
+            busy = true;
+            self.step_network();
+        }
+        let mut news = busy;
+        while news
+            || self.target_io.has_completions()
+            || self.target_io.has_unread()
+            || self.core.waiting_messages() > 0
+        {
+            self.turn_target()?;
+            news = false;
             busy = true;
         }
         if busy {
@@ -197,12 +257,14 @@ struct Export {
     device: SharedBdev,
     address: SocketAddr,
     protocol: Protocol,
+    /// What carries its bytes, beside TCP.
+    streams: Option<Arc<RdmaStreams>>,
 }
 
 impl Export {
     fn add_to(self, target: &Target) -> Result<()> {
         match self.protocol {
-            Protocol::NvmeTcp => {
+            Protocol::NvmeTcp | Protocol::NvmeRdma => {
                 let nqn = Nqn::new(SUBNQN).map_err(|error| anyhow!("{error}"))?;
                 target.add_subsystem(SubsystemConfig {
                     serial: "COST".into(),
@@ -210,7 +272,7 @@ impl Export {
                     ..SubsystemConfig::new(nqn.clone())
                 })?;
                 target.add_namespace(&nqn, NamespaceConfig::new(self.device))?;
-                target.add_listener(self.address)?;
+                target.add_listener_with(self.address, self.streams.map(|streams| streams as _))?;
             }
             Protocol::Iscsi => {
                 let iscsi = target.iscsi();
@@ -227,6 +289,12 @@ impl Export {
         }
         Ok(())
     }
+}
+
+/// Listeners with a simulated device.
+fn rdma_streams(network: Network, config: &TargetConfig) -> Arc<RdmaStreams> {
+    let open = move |_| Ok(Box::new(Device(network.add_device())) as _);
+    Arc::new(RdmaStreams::over(RdmaConfig::of(config), open))
 }
 
 /// Configures the target on another thread, because these calls block.

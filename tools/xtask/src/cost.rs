@@ -168,6 +168,8 @@ fn count(binary: &Path, scratch: &Path, name: &str) -> Result<Profile> {
         .args([format!("--callgrind-out-file={}", out.display())])
         // Collecting begins and ends with this function.
         .args([format!("--toggle-collect=*counted_{side}_turn*")])
+        // It pauses in this one, within the other.
+        .args(["--toggle-collect=*uncounted_device*"])
         .args([binary.as_os_str(), name.as_ref()])
         .env("GLIBC_TUNABLES", ONE_MEMCPY)
         .limit(CASE_LIMIT_S)

@@ -255,6 +255,15 @@ pub struct NewNamespace {
     pub ptpl_file: Option<PathBuf>,
 }
 
+/// What the transport RDMA has beside the limits of TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaOptions {
+    /// Receives that all queues of a listener share, at most.
+    pub max_srq_depth: u32,
+    /// Each queue has receives of its own.
+    pub no_srq: bool,
+}
+
 impl super::Manager {
     /// The call that made the transport of a target.
     pub(crate) fn transport_params(&self, target: &str) -> Option<serde_json::Value> {
@@ -262,9 +271,17 @@ impl super::Manager {
         self.model().catalogue.get(&key).map(|entry| entry.params.clone())
     }
 
-    /// Whether a target has the transport RDMA.
-    pub(crate) fn has_rdma(&self, target: &str) -> bool {
-        self.model().nvmf.target(target).is_ok_and(|target| target.rdma.is_some())
+    /// The transport RDMA of a target, if it has that.
+    pub(crate) fn rdma_options(&self, target: &str) -> Option<RdmaOptions> {
+        let key = super::catalogue::Key::new(&["nvmf", target, "rdma"]);
+        let model = self.model();
+        model.nvmf.target(target).ok()?.rdma.as_ref()?;
+        let params = &model.catalogue.get(&key)?.params;
+        let depth = params["max_srq_depth"].as_u64().and_then(|depth| u32::try_from(depth).ok());
+        Some(RdmaOptions {
+            max_srq_depth: depth.unwrap_or(raceline_target::SHARED_RECEIVES),
+            no_srq: params["no_srq"].as_bool().unwrap_or(false),
+        })
     }
 }
 

@@ -131,6 +131,7 @@ impl Target {
         let config = PortConfig {
             grant: GrantLimits { admin_entries: 32, io_entries: 128, io_queues: 4, reads: 4 },
             io: CapsuleLimits { in_capsule_bytes: IN_CAPSULE, descriptors: 1, transfer_bytes },
+            shared_receives: 256,
             connections: 64,
             stuck_after: Duration::from_secs(30),
             establish_within: Duration::from_secs(10),
@@ -261,9 +262,8 @@ impl Target {
         }
         if in_capsule {
             let (queue, device) = self.port.queue_and_provider(id).unwrap();
-            let (at, len) = queue.in_capsule(&token, &data);
+            let (capsules, at, len) = queue.in_capsule(&token, &data);
             let mut bytes = vec![0; len as usize];
-            let capsules = *queue.capsules();
             device.read(&capsules, at, &mut bytes);
             return self.execute(id, token, sqe, &bytes);
         }

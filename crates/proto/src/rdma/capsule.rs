@@ -48,6 +48,8 @@ impl CapsuleLimits {
 pub enum Violation {
     /// A message that is shorter than a command.
     CommandShort,
+    /// A message that is longer than the queue's capsules.
+    CommandLong,
     /// A message that is not as long as a response.
     ResponseLength,
     /// A response that names no command that is under way.
@@ -64,6 +66,7 @@ impl Violation {
     pub fn text(self) -> &'static str {
         match self {
             Self::CommandShort => "a command capsule has fewer than 64 bytes",
+            Self::CommandLong => "a command capsule is longer than the queue allows",
             Self::ResponseLength => "a response capsule does not have 16 bytes",
             Self::ResponseUnknown => "the response names no outstanding command",
             Self::KeyInvalidated => "the response invalidated a key that its command did not offer",

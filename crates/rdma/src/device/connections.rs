@@ -162,7 +162,7 @@ impl RdmaDevice {
             qp_context: null_mut(),
             send_cq: self.completions,
             recv_cq: self.completions,
-            srq: null_mut(),
+            srq: if config.shares_receives { self.shared } else { null_mut() },
             cap: PairCapabilities {
                 max_send_wr: config.sends,
                 max_recv_wr: config.receives,

@@ -8,7 +8,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// A table of functions of a device's library, of which four are called. The others keep their places.
+/// A table of functions of a device's library, of which five are called. The others keep their places.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct ContextOps {
@@ -16,7 +16,11 @@ pub(super) struct ContextOps {
     pub(super) poll_cq:
         Option<unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut WorkCompletion) -> c_int>,
     pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut CompletionQueue, c_int) -> c_int>,
-    _before_post_send: [*mut c_void; 12],
+    _before_post_shared: [*mut c_void; 7],
+    pub(super) post_shared: Option<
+        unsafe extern "C" fn(*mut SharedQueue, *mut RecvRequest, *mut *mut RecvRequest) -> c_int,
+    >,
+    _before_post_send: [*mut c_void; 4],
     pub(super) post_send: Option<
         unsafe extern "C" fn(*mut QueuePair, *mut SendRequest, *mut *mut SendRequest) -> c_int,
     >,
@@ -63,7 +67,10 @@ pub(super) struct DeviceAttributes {
     pub(super) max_qp_rd_atom: c_int,
     _max_ee_rd_atom: [c_int; 2],
     pub(super) max_qp_init_rd_atom: c_int,
-    _rest: [c_int; 16],
+    _before_srq: [c_int; 13],
+    pub(super) max_srq: c_int,
+    pub(super) max_srq_wr: c_int,
+    _max_srq_sge: c_int,
     _tail: [u16; 2],
 }
 
@@ -93,6 +100,23 @@ pub(super) struct CompletionChannel {
 #[repr(C)]
 pub(super) struct CompletionQueue {
     pub(super) context: *mut VerbsContext,
+}
+
+/// `struct ibv_srq`: nothing of it is read.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct SharedQueue {
+    _opaque: [u8; 0],
+}
+
+/// `struct ibv_srq_init_attr`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct SharedAttributes {
+    pub(super) context: *mut c_void,
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    pub(super) srq_limit: u32,
 }
 
 /// `struct ibv_qp`: its beginning.
@@ -210,7 +234,7 @@ pub(super) struct PairAttributes {
     pub(super) qp_context: *mut c_void,
     pub(super) send_cq: *mut CompletionQueue,
     pub(super) recv_cq: *mut CompletionQueue,
-    pub(super) srq: *mut c_void,
+    pub(super) srq: *mut SharedQueue,
     pub(super) cap: PairCapabilities,
     pub(super) qp_type: c_int,
     pub(super) sq_sig_all: c_int,
@@ -360,6 +384,31 @@ mod tests {
     }
 
     /// Those of the connection manager, and the constants.
+    /// Of shared receives.
+    fn shared_expectations() -> Vec<(&'static str, usize)> {
+        vec![
+            (
+                "offsetof(struct ibv_context, ops.post_srq_recv)",
+                offset_of!(VerbsContext, ops.post_shared),
+            ),
+            ("offsetof(struct ibv_device_attr, max_srq)", offset_of!(DeviceAttributes, max_srq)),
+            (
+                "offsetof(struct ibv_device_attr, max_srq_wr)",
+                offset_of!(DeviceAttributes, max_srq_wr),
+            ),
+            ("sizeof(struct ibv_srq_init_attr)", size_of::<SharedAttributes>()),
+            (
+                "offsetof(struct ibv_srq_init_attr, attr.max_wr)",
+                offset_of!(SharedAttributes, max_wr),
+            ),
+            (
+                "offsetof(struct ibv_srq_init_attr, attr.max_sge)",
+                offset_of!(SharedAttributes, max_sge),
+            ),
+            ("offsetof(struct ibv_qp_init_attr, srq)", offset_of!(PairAttributes, srq)),
+        ]
+    }
+
     fn more_expectations() -> Vec<(&'static str, usize)> {
         vec![
             ("offsetof(struct rdma_cm_id, verbs)", offset_of!(CmId, verbs)),
@@ -394,6 +443,7 @@ mod tests {
     fn offsets_are_those_of_the_stable_interface() {
         assert_eq!(offset_of!(VerbsContext, ops.poll_cq), 8 + 11 * 8);
         assert_eq!(offset_of!(VerbsContext, ops.req_notify_cq), 8 + 12 * 8);
+        assert_eq!(offset_of!(VerbsContext, ops.post_shared), 8 + 20 * 8);
         assert_eq!(offset_of!(VerbsContext, ops.post_send), 8 + 25 * 8);
         assert_eq!(offset_of!(CompletionChannel, fd), 8);
         assert_eq!(offset_of!(VerbsContext, cmd_fd), 8 + 32 * 8);
@@ -409,7 +459,9 @@ mod tests {
     #[test]
     fn layouts_are_those_of_the_headers() {
         let mut text = "#include <stddef.h>\n#include <rdma/rdma_cma.h>\n".to_owned();
-        for (expression, expected) in expectations().into_iter().chain(more_expectations()) {
+        for (expression, expected) in
+            expectations().into_iter().chain(more_expectations()).chain(shared_expectations())
+        {
             text += &format!("_Static_assert({expression} == {expected}, \"{expression}\");\n");
         }
         let folder = std::env::temp_dir().join(format!("raceline-layout-{}", std::process::id()));

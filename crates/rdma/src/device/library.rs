@@ -9,7 +9,7 @@ use libloading::{Library as Loaded, Symbol};
 
 use super::layout::{
     CmEvent, CmId, CompletionChannel, CompletionQueue, ConnectionParameters, DeviceAttributes,
-    EventChannel, MemoryRegion, PairAttributes, VerbsContext,
+    EventChannel, MemoryRegion, PairAttributes, SharedAttributes, SharedQueue, VerbsContext,
 };
 use crate::verbs::ProviderError;
 
@@ -67,6 +67,8 @@ functions! {
     verbs ibv_ack_cq_events(*mut CompletionQueue, c_uint);
     verbs ibv_get_device_list(*mut c_int) -> *mut *mut c_void;
     verbs ibv_free_device_list(*mut *mut c_void);
+    verbs ibv_create_srq(*mut c_void, *mut SharedAttributes) -> *mut SharedQueue;
+    verbs ibv_destroy_srq(*mut SharedQueue) -> c_int;
     verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
     manager rdma_create_event_channel() -> *mut EventChannel;
     manager rdma_destroy_event_channel(*mut EventChannel);

@@ -108,8 +108,23 @@ impl Memory {
 
     pub(super) fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {
         let from = self.place(region, offset, into.len());
-        // SAFETY: `place` has checked the range; a slice of the caller is not within it, because memory is not lent.
+        // SAFETY: `place` has checked the range; a slice of the caller is not within it: memory is lent by `fill` only.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+    }
+
+    pub(super) fn fill(
+        &mut self,
+        region: &Region,
+        offset: u32,
+        len: u32,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) {
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let place = self.place(region, offset, len);
+        // SAFETY: `place` has checked the range, which was zeroed when it was allocated. Nobody else here has a reference
+        // into it: memory is lent by this method only, and to one at a time. Its owner lends no part that a request of a
+        // device may write meanwhile.
+        fill(unsafe { std::slice::from_raw_parts_mut(place, len) });
     }
 
     pub(super) fn write(&mut self, region: &Region, offset: u32, bytes: &[u8]) {

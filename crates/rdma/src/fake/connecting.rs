@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::gone;
 use super::state::{Pair, PairState, Phase, State, Step, id, index};
-use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
+use crate::verbs::{Completion, ConnectionId, Event, PairConfig, ProviderError, Rejection};
 
 /// Private data are padded to these lengths where the manager is InfiniBand's: of a request, an accept, a reject.
 const PADDED: [usize; 3] = [56, 196, 148];
@@ -133,7 +133,8 @@ impl State {
         let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
         let peer = self.pairs[at].peer.filter(|&peer| self.pairs[peer].phase == Phase::Asked);
         let Some(peer) = peer else { return Err(refused(what, "the peer is gone")) };
-        if self.pairs[at].config.is_none() || self.pairs[at].receives.is_empty() {
+        let shares = self.pairs[at].shares_receives();
+        if self.pairs[at].config.is_none() || self.pairs[at].receives.is_empty() && !shares {
             self.misuse("a request is accepted before its receives are posted");
         }
         let pair = &mut self.pairs[at];
@@ -248,8 +249,14 @@ impl State {
         let peer = pair.peer;
         // Some devices take completions of a destroyed queue pair away, others leave them.
         if self.random.below(2) == 0 {
+            let shares = self.pairs[at].shares_receives();
             let completions = &mut self.nodes[node].completions;
+            let is_receive = |(done, ends): &&(Completion, u32)| {
+                done.connection == connection && *ends == 0 && shares
+            };
+            let receives = completions.iter().filter(is_receive).count();
             completions.retain(|(done, _)| done.connection != connection);
+            self.nodes[node].end_shared(u32::try_from(receives).unwrap_or(0));
         }
         self.nodes[node].events.retain(|event| event.connection() != connection);
         let Some(peer) = peer else { return };

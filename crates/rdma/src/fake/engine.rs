@@ -1,9 +1,14 @@
 //! What a simulated device does with work requests: the checks, the copies, the completions.
 
+use std::collections::VecDeque;
+
 use raceline_proto::rdma::WorkStatus;
 
-use super::state::{PairState, Phase, Posted, Progress, State, Step, id, index};
-use crate::verbs::{Completion, ConnectionId, Operation, PostError, RecvWork, SendWork, Slice};
+use super::gone;
+use super::state::{Pair, PairState, Phase, Posted, Progress, Shared, State, Step, id, index};
+use crate::verbs::{
+    Completion, ConnectionId, Operation, PostError, ProviderError, RecvWork, SendWork, Slice,
+};
 
 /// What becomes of a request.
 enum Outcome {
@@ -106,6 +111,65 @@ impl State {
         }
         if self.pairs[at].state == PairState::Error {
             self.wake_flush(at);
+        }
+        Ok(())
+    }
+
+    pub(super) fn share_receives(
+        &mut self,
+        node: usize,
+        entries: u32,
+    ) -> Result<(), ProviderError> {
+        let what = "making a shared receive queue";
+        if self.nodes[node].is_removed {
+            return Err(gone(what));
+        }
+        if entries > self.config.shared_receives {
+            return Err(ProviderError { what, why: "too many receives".to_owned() });
+        }
+        if self.nodes[node].shared.is_some() {
+            self.misuse("a second shared receive queue is made");
+        }
+        let receives = VecDeque::new();
+        self.nodes[node].shared = Some(Shared { capacity: entries, taken: 0, receives });
+        Ok(())
+    }
+
+    pub(super) fn unshare_receives(&mut self, node: usize) {
+        let is_used = |pair: &Pair| {
+            pair.node == node && pair.phase != Phase::Destroyed && pair.shares_receives()
+        };
+        if self.pairs.iter().any(is_used) {
+            self.misuse("a shared receive queue ends before its queue pairs");
+        }
+        self.nodes[node].shared = None;
+    }
+
+    pub(super) fn post_shared(&mut self, node: usize, work: &[RecvWork]) -> Result<(), PostError> {
+        if self.nodes[node].is_removed {
+            return Err(PostError { posted: 0 });
+        }
+        let refused = self.config.faults.refused_post;
+        let fails_at = if self.random_fault(refused) {
+            let len = u64::try_from(work.len()).unwrap_or(0);
+            usize::try_from(self.random.below(len)).unwrap_or(0)
+        } else {
+            usize::MAX
+        };
+        for (n, work) in work.iter().enumerate() {
+            let Some(shared) = &mut self.nodes[node].shared else {
+                self.misuse("a receive is posted to a shared queue that is not there");
+                return Err(PostError { posted: n });
+            };
+            if shared.taken >= shared.capacity {
+                self.misuse("a shared receive queue has overflowed");
+                return Err(PostError { posted: n });
+            }
+            if n == fails_at {
+                return Err(PostError { posted: n });
+            }
+            shared.taken += 1;
+            shared.receives.push_back(*work);
         }
         Ok(())
     }
@@ -247,7 +311,12 @@ impl State {
         let Some(bytes) = self.local_bytes(node, &self.pairs[at].sends[waiting]) else {
             return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
         };
-        let Some(receive) = self.pairs[peer].receives.pop_front() else {
+        let peer_node = self.pairs[peer].node;
+        let receives = match &mut self.nodes[peer_node].shared {
+            Some(shared) if self.pairs[peer].shares_receives() => &mut shared.receives,
+            _ => &mut self.pairs[peer].receives,
+        };
+        let Some(receive) = receives.pop_front() else {
             return if self.is_iwarp() {
                 Outcome::BothFailed(WorkStatus::REM_ABORT_ERR)
             } else {
@@ -255,7 +324,6 @@ impl State {
             };
         };
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let peer_node = self.pairs[peer].node;
         let Slice { address, len: room, lkey } = receive.local;
         let mut done = Completion {
             connection: id(peer),

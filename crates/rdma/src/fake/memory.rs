@@ -170,11 +170,19 @@ impl Memory {
 
     pub(super) fn copy_in(&mut self, region: &Region, offset: u32, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        self.lend(region, offset, len).copy_from_slice(bytes);
+    }
+
+    /// A part of a registration.
+    ///
+    /// # Panics
+    /// When it is no part, or the registration has ended.
+    pub(super) fn lend(&mut self, region: &Region, offset: u32, len: u32) -> &mut [u8] {
         let place = self.range(region.lkey, region.address + u64::from(offset), len, |_| true);
         let Some(place) = place else {
             unreachable!("memory is touched outside its registration or after its end")
         };
-        place.copy_from_slice(bytes);
+        place
     }
 }
 

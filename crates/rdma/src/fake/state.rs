@@ -55,6 +55,15 @@ impl Ord for Timed {
     }
 }
 
+/// Receives that all queue pairs of a device share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) capacity: u32,
+    /// Places that are taken, also by receives whose completion nobody has seen.
+    pub(super) taken: u32,
+    pub(super) receives: VecDeque<RecvWork>,
+}
+
 /// One device.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -63,6 +72,7 @@ pub(super) struct Node {
     pub(super) completions: VecDeque<(Completion, u32)>,
     pub(super) events: VecDeque<Event>,
     pub(super) listeners: Vec<SocketAddr>,
+    pub(super) shared: Option<Shared>,
     pub(super) is_removed: bool,
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
@@ -70,6 +80,13 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// So many shared receives have ended.
+    pub(super) fn end_shared(&mut self, count: u32) {
+        if let Some(shared) = &mut self.shared {
+            shared.taken -= count;
+        }
+    }
+
     /// Tells whoever waits for the device that it has something.
     pub(super) fn ring(&mut self) {
         if !self.has_rung {
@@ -183,6 +200,12 @@ impl Pair {
     }
 }
 
+impl Pair {
+    pub(super) fn shares_receives(&self) -> bool {
+        self.config.is_some_and(|config| config.shares_receives)
+    }
+}
+
 /// The whole network.
 #[derive(Debug)]
 pub(super) struct State {
@@ -221,6 +244,7 @@ impl State {
             completions: VecDeque::new(),
             events: VecDeque::new(),
             listeners: Vec::new(),
+            shared: None,
             is_removed: false,
             ringer,
             has_rung: false,
@@ -327,7 +351,9 @@ impl State {
         while into.len() < into.capacity() {
             let Some((done, ends)) = self.nodes[node].completions.pop_front() else { break };
             let pair = &mut self.pairs[index(done.connection)];
-            if ends == 0 {
+            if ends == 0 && pair.shares_receives() {
+                self.nodes[node].end_shared(1);
+            } else if ends == 0 {
                 pair.receives_taken -= 1;
             } else {
                 pair.taken -= ends;

@@ -3,7 +3,7 @@
 use raceline_proto::nvme::Cqe;
 use raceline_proto::rdma::KeyedBlock;
 
-use crate::verbs::Slice;
+use crate::verbs::{Region, Slice};
 
 /// Where a command is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,10 +21,23 @@ pub(super) enum Stage {
     Over,
 }
 
+/// Where a message was received: from an offset of this memory on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place {
+    /// The number of the receive, among those that are shared.
+    pub(crate) receive: u32,
+    /// The memory.
+    pub(crate) region: Region,
+    /// The beginning of the message.
+    pub(crate) offset: u32,
+}
+
 /// One command.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) stage: Stage,
+    /// Where its capsule was received.
+    pub(super) place: Place,
     /// The host's memory of its data. The memory for the list is kept from command to command.
     pub(super) blocks: Vec<KeyedBlock>,
     /// The next block to read, and how many are under way.

@@ -9,7 +9,7 @@ use raceline_rdma::verbs::{
     Access, Completion, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region,
     SendWork,
 };
-use raceline_rdma::{HostTransfer, Loss};
+use raceline_rdma::{HostTransfer, Loss, PortConfig};
 use zerocopy::IntoBytes;
 
 use super::support::{BLOCK, Host, Pair, READ, WRITE, address, io, port_config};
@@ -112,17 +112,22 @@ impl Raw {
 
     /// Connects as a host, with as many receives. `pair` goes on meanwhile.
     fn connect(&mut self, pair: &mut Pair, receives: u32) -> ConnectionId {
+        self.connect_as(pair, QueueId(3), receives)
+    }
+
+    fn connect_as(&mut self, pair: &mut Pair, qid: QueueId, receives: u32) -> ConnectionId {
         let id = self.device.resolve(address()).unwrap();
         while self.device.next_event().is_none() {
             assert!(pair.step(), "resolving stands still");
         }
-        let config = PairConfig { sends: 64, receives: 64, inline_bytes: 64 };
+        let config =
+            PairConfig { sends: 64, receives: 64, shares_receives: false, inline_bytes: 64 };
         self.device.create_pair(id, &config).unwrap();
         for n in 0..receives {
             let work = RecvWork { id: n.into(), local: self.memory.slice(2048 + n * 16, 16) };
             self.device.post_recv(id, &[work]).unwrap();
         }
-        let request = QueueRequest { qid: QueueId(3), receives: 16, entries: 16, cntlid: None };
+        let request = QueueRequest { qid, receives: 16, entries: 16, cntlid: None };
         self.device.connect(id, &request.to_bytes(), 4).unwrap();
         loop {
             match self.device.next_event() {
@@ -210,7 +215,8 @@ fn more_commands_than_entries_meet_no_receive() {
     // In iWARP that ends the connection at once; in RoCE the host's device waits until there is one.
     for profile in [Profile::Roce, Profile::Iwarp] {
         let config = NetworkConfig { profile, ..NetworkConfig::default() };
-        let mut pair = Pair::new(config, port_config());
+        let port = PortConfig { shared_receives: 0, ..port_config() };
+        let mut pair = Pair::new(config, port);
         let mut raw = Raw::new(&pair.network);
         let id = raw.connect(&mut pair, 60);
         for n in 0..40u16 {
@@ -233,6 +239,52 @@ fn more_commands_than_entries_meet_no_receive() {
     }
 }
 
+#[test]
+fn more_commands_than_entries_take_no_receives_of_others() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let config = NetworkConfig { profile, ..NetworkConfig::default() };
+        let mut pair = Pair::new(config, port_config());
+        pair.connect(&[1, 2]);
+        let mut raw = Raw::new(&pair.network);
+        let id = raw.connect(&mut pair, 60);
+        // All are there before the target looks.
+        for n in 0..40u16 {
+            let mut sqe = io(READ, 0, 1);
+            sqe.cid = n.into();
+            sqe.flags = 0x40;
+            sqe.sgl1 = KeyedBlock::default().descriptor(false);
+            raw.send(id, sqe.as_bytes());
+        }
+        while pair.network.step() {}
+        pair.settle(Duration::from_secs(2));
+        assert_eq!(pair.target.losses.len(), 1, "{profile:?}");
+        let overrun = Loss::Violation(Violation::QueueOverrun);
+        assert_eq!(pair.target.losses[0].1, overrun, "{profile:?}");
+        let before = pair.host.completed;
+        for _ in 0..400 {
+            pair.host.submit(&mut pair.dice);
+            pair.step();
+        }
+        pair.settle(Duration::from_secs(1));
+        assert!(pair.host.losses.is_empty() && pair.host.completed > before + 20);
+        raw.leave(id);
+        pair.end();
+    }
+}
+
+#[test]
+fn a_capsule_of_an_admin_queue_is_no_longer_than_a_command() {
+    let mut pair = Pair::new(NetworkConfig::default(), port_config());
+    let mut raw = Raw::new(&pair.network);
+    let id = raw.connect_as(&mut pair, QueueId::ADMIN, 8);
+    raw.send(id, &[0x40; 65]);
+    pair.settle(Duration::from_secs(2));
+    // A shared receive has room for it.
+    assert_eq!(pair.target.losses[0].1, Loss::Violation(Violation::CommandLong));
+    raw.leave(id);
+    pair.end();
+}
+
 /// A target that answers one command with whatever it likes.
 fn evil_target(answer: impl Fn(&mut Host, &mut Raw, ConnectionId, [u8; 16])) -> Vec<Loss> {
     let network = Network::new(NetworkConfig::default());
@@ -247,7 +299,8 @@ fn evil_target(answer: impl Fn(&mut Host, &mut Raw, ConnectionId, [u8; 16])) -> 
         network.step();
         host.poll(start);
         if let Some(Event::Request { connection, .. }) = raw.device.next_event() {
-            let config = PairConfig { sends: 8, receives: 8, inline_bytes: 16 };
+            let config =
+                PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 16 };
             raw.device.create_pair(connection, &config).unwrap();
             let work = RecvWork { id: 0, local: raw.memory.slice(1024, 1024) };
             raw.device.post_recv(connection, &[work]).unwrap();

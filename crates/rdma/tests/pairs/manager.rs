@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::QueueId;
 use raceline_proto::rdma::{QueueRequest, RejectData, RejectStatus};
-use raceline_rdma::ConnectError;
 use raceline_rdma::fake::{FakeDevice, Faults, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Rejection, SendWork,
 };
+use raceline_rdma::{ConnectError, PortConfig};
 use zerocopy::IntoBytes;
 
 use super::support::{Host, Pair, address, port_config};
@@ -26,7 +26,8 @@ fn ask(
         assert!(pair.step(), "it stands still");
         match device.next_event() {
             Some(Event::Resolved(id)) => {
-                let config = PairConfig { sends: 1, receives: 1, inline_bytes: 0 };
+                let config =
+                    PairConfig { sends: 1, receives: 1, shares_receives: false, inline_bytes: 0 };
                 device.create_pair(id, &config).unwrap();
                 device.connect(id, private, reads).unwrap();
             }
@@ -189,6 +190,31 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
 }
 
 #[test]
+fn queues_beyond_the_shared_receives_have_their_own() {
+    // Of queues with 16 entries, two take shared receives; iWARP ends a connection that finds none.
+    for shared_receives in [0, 40] {
+        let config = NetworkConfig { profile: Profile::Iwarp, ..NetworkConfig::default() };
+        let port = PortConfig { shared_receives, ..port_config() };
+        let mut pair = Pair::new(config, port);
+        // Each round begins with other queues, and no receive gets lost.
+        for round in 0..20 {
+            let queues = pair.connect(&[1, 2, 3, 4]);
+            for _ in 0..400 {
+                pair.host.submit(&mut pair.dice);
+                pair.step();
+            }
+            assert_eq!(pair.host.live.len(), 4, "round {round}: {:?}", pair.host.losses);
+            let now = pair.now();
+            queues.into_iter().for_each(|id| pair.host.port.close(id, now));
+            pair.settle(Duration::from_secs(3));
+            pair.host.losses.clear();
+        }
+        assert!(pair.host.completed > 1000, "{}", pair.host.completed);
+        pair.end();
+    }
+}
+
+#[test]
 fn the_simulated_network_notices_who_sends_first() {
     let config = NetworkConfig { profile: Profile::Iwarp, ..NetworkConfig::default() };
     let network = Network::new(config);
@@ -197,7 +223,7 @@ fn the_simulated_network_notices_who_sends_first() {
     let memory = passive.register(64, Access::LOCAL).unwrap();
     let sink = active.register(64, Access::LOCAL).unwrap();
     let id = active.resolve(address()).unwrap();
-    let pair = PairConfig { sends: 1, receives: 1, inline_bytes: 0 };
+    let pair = PairConfig { sends: 1, receives: 1, shares_receives: false, inline_bytes: 0 };
     let mut target: Option<ConnectionId> = None;
     while network.step() {
         match (active.next_event(), passive.next_event()) {

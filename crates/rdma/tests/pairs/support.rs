@@ -30,6 +30,7 @@ pub(crate) fn port_config() -> PortConfig {
     PortConfig {
         grant: GrantLimits { admin_entries: 32, io_entries: 16, io_queues: 8, reads: 4 },
         io: IO,
+        shared_receives: 64,
         connections: 16,
         stuck_after: Duration::from_secs(30),
         establish_within: Duration::from_secs(10),
@@ -210,8 +211,7 @@ impl Target {
             self.port.provider().read(&self.buffers, buffer * IO.transfer_bytes, place);
         } else if let Ok(data @ HostData::InCapsule { .. }) = &job.data {
             let (queue, provider) = self.port.queue_and_provider(job.connection).unwrap();
-            let (at, _) = queue.in_capsule(&job.token, data);
-            let capsules = *queue.capsules();
+            let (capsules, at, _) = queue.in_capsule(&job.token, data);
             provider.read(&capsules, at, place);
         }
     }
@@ -552,6 +552,7 @@ impl Pair {
         assert_eq!(self.host.outstanding(), 0, "commands of the host are left");
         assert_eq!(self.host.port.connections(), 0, "connections of the host are left");
         self.target.assert_idle();
+        self.target.port.end();
         // The buffers of both.
         assert_eq!(self.network.leftovers(), (2, 0), "registrations and connections");
         (self.target, self.host)

@@ -122,6 +122,14 @@ impl Socket {
         matches!(self.inner, Inner::Provided(_))
     }
 
+    /// The provider's stream that carries its bytes, if one does: for a driver of cores that has no reactor.
+    pub fn into_stream(self) -> Option<Box<dyn ByteStream>> {
+        match self.inner {
+            Inner::Provided(stream) => Some(stream),
+            Inner::Os(_) | Inner::Simulated(_) => None,
+        }
+    }
+
     /// Takes a socket apart for a provider's stream to go over it.
     ///
     /// # Errors

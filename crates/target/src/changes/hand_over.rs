@@ -201,7 +201,8 @@ impl Control {
             (Home { place: settled.place, cntlid }, settled.hostid, settled.copies_across.clone())
         });
         let (peer, local) = (connection.peer, connection.local);
-        let ends = Ends { peer, local, port_id, protocol: Protocol::Nvme };
+        // Streams of providers are not handed over.
+        let ends = Ends { peer, local, port_id, protocol: Protocol::Nvme, is_rdma: false };
         let queue = connection.queue.clone().map(Box::new);
         let incoming = Box::new(Incoming { ends, seat, socket, queue, home });
         let installed = self.ask(core, |reply| Message::Install { incoming, reply })?;

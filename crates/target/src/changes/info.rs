@@ -97,6 +97,8 @@ pub struct QueueInfo {
     pub peer: SocketAddr,
     /// Where its host has connected to.
     pub local: SocketAddr,
+    /// RDMA carries it, and not TCP.
+    pub is_rdma: bool,
     /// What it has done.
     pub totals: QueueTotals,
 }
@@ -118,6 +120,19 @@ pub struct PollGroupStats {
     /// not completed are at most those outstanding. Commands waited for an I/O buffer `buffer_waits`
     /// times.
     pub totals: QueueTotals,
+    /// What RDMA carries of it.
+    pub rdma: RdmaQueues,
+}
+
+/// The queues over RDMA of one core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RdmaQueues {
+    /// Admin queues that are connected.
+    pub admin_queues: usize,
+    /// I/O queues that are connected.
+    pub io_queues: usize,
+    /// How often their commands have waited for an I/O buffer, those of closed queues included.
+    pub buffer_waits: u64,
 }
 
 /// What a host has done with a subsystem, over all its present and past queues.
@@ -210,6 +225,7 @@ impl Target {
                 host: record.host,
                 peer: record.peer,
                 local: record.local,
+                is_rdma: record.is_rdma,
                 totals: record.counters.totals(),
             })
             .collect()
@@ -245,6 +261,7 @@ impl Target {
         let ledger = self.control.shared.ledger();
         let groups = connections.into_iter().enumerate().map(|(core, connections)| {
             let (admin_queues, io_queues, totals) = ledger.of_core(core);
+            let (rdma_admin, rdma_io, buffer_waits) = ledger.rdma_of_core(core);
             PollGroupStats {
                 admin_queues_ever: ledger.cores[core].admin_queues,
                 io_queues_ever: ledger.cores[core].io_queues,
@@ -252,6 +269,7 @@ impl Target {
                 io_queues,
                 unassociated: connections.saturating_sub(admin_queues + io_queues),
                 totals,
+                rdma: RdmaQueues { admin_queues: rdma_admin, io_queues: rdma_io, buffer_waits },
             }
         });
         groups.collect()

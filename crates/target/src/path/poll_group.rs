@@ -53,6 +53,7 @@ struct Listener {
     /// Carries the bytes of the connections that the kernel accepts; `None`: the kernel does, or the
     /// connections are already carried.
     streams: Option<Arc<dyn StreamProvider>>,
+    is_rdma: bool,
     /// A successor of this process gets it.
     _offer: Option<Offer>,
 }
@@ -158,6 +159,7 @@ impl PollGroup {
     ) -> std::io::Result<SocketAddr> {
         let index = self.next_listener;
         let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
+        let is_rdma = streams.as_ref().is_some_and(|streams| streams.is_rdma());
         let (id, address) = match streams.as_ref().and_then(|streams| streams.listen(address)) {
             Some(listener) => {
                 streams = None;
@@ -186,7 +188,7 @@ impl PollGroup {
         let copy = io.and_then(|io| io.copy_listener(id));
         let name = name_of(address, port.0, self.core.index);
         let _offer = copy.map(|copy| inheritance::offer_owned(name, copy));
-        self.listeners.push(Listener { id, address, index, port, streams, _offer });
+        self.listeners.push(Listener { id, address, index, port, streams, is_rdma, _offer });
         Ok(address)
     }
 
@@ -201,7 +203,8 @@ impl PollGroup {
         let index = token.index & !LISTENER_BIT;
         let listener = self.listeners.iter().find(|l| l.index == index);
         let Some(listener) = listener.filter(|_| !self.stopping) else { return };
-        let ((protocol, port_id), streams) = (listener.port, listener.streams.clone());
+        let ((protocol, port_id), is_rdma) = (listener.port, listener.is_rdma);
+        let streams = listener.streams.clone();
         let local = socket.local_address();
         let ticket = match self.core.shared.enter(peer.ip(), cx.now) {
             Ok(ticket) => ticket,
@@ -250,7 +253,7 @@ impl PollGroup {
         let core = seat.core();
         let Arrival { napi_id, cpu, mark } = arrival;
         tracing::debug!(%peer, core, napi_id, cpu, mark, "accepted");
-        let ends = Ends { peer, local, port_id, protocol };
+        let ends = Ends { peer, local, port_id, protocol, is_rdma };
         if core == self.core.index {
             self.adopt(cx, seat, socket, ends, ticket);
         } else {

@@ -11,6 +11,9 @@ use raceline_rdma::waiting::WaitingDevice;
 
 use crate::changes::config::TargetConfig;
 
+/// As many as SPDK's `max_srq_depth` unless set.
+pub const SHARED_RECEIVES: u32 = 4096;
+
 /// A device of a listener.
 pub(super) type Device = Box<dyn WaitingDevice>;
 
@@ -33,6 +36,8 @@ pub struct RdmaConfig {
     pub transfer_bytes: u32,
     /// Bytes of registered memory for data, besides the capsules of each queue.
     pub buffer_bytes: u64,
+    /// Receives that all queue pairs of a listener share, at most; 0: each has its own.
+    pub shared_receives: u32,
     /// Queue pairs at a time.
     pub connections: usize,
     /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
@@ -51,6 +56,7 @@ impl RdmaConfig {
             in_capsule_bytes: rdma_in_capsule_bytes(config.in_capsule_bytes),
             transfer_bytes,
             buffer_bytes: (64 << 20).max(u64::from(transfer_bytes) * 4),
+            shared_receives: SHARED_RECEIVES,
             connections: 1024,
             completions: 1 << 16,
         }
@@ -69,6 +75,7 @@ impl RdmaConfig {
                 descriptors: MAX_DESCRIPTORS,
                 transfer_bytes: self.transfer_bytes,
             },
+            shared_receives: self.shared_receives,
             connections: self.connections,
             stuck_after: Duration::from_secs(30),
             establish_within: Duration::from_secs(10),

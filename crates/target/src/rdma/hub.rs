@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use raceline_rdma::verbs::{Access, ConnectionId, Provider};
-use raceline_rdma::{Loss, TargetEvent, TargetPort, TargetPortEvent};
+use raceline_rdma::{Loss, PortCounts, TargetEvent, TargetPort, TargetPortEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, SendBatch};
 
@@ -23,8 +23,6 @@ const LINGER: Duration = Duration::from_secs(1);
 const LAST_LINGER: Duration = Duration::from_millis(10);
 /// Times that a listener asks the device in a row.
 const MAX_PUMPS: usize = 64;
-/// Bytes that one copy takes from a batch.
-const SCRATCH: usize = 64 * 1024;
 
 /// A connection that nobody has yet.
 pub(super) struct Arrival {
@@ -42,7 +40,6 @@ pub(super) struct Hub {
     /// Connections that are closed, whose last responses leave.
     closing: Vec<(ConnectionId, Instant)>,
     checked: Instant,
-    scratch: Box<[u8]>,
     /// The listener is gone: the streams poll.
     is_orphaned: bool,
 }
@@ -66,9 +63,13 @@ impl Hub {
             arrivals: VecDeque::new(),
             closing: Vec::new(),
             checked: Instant::now(),
-            scratch: vec![0; SCRATCH].into_boxed_slice(),
             is_orphaned: false,
         }
+    }
+
+    /// The device's name, and what was done with it.
+    pub(super) fn counts(&mut self) -> (String, PortCounts) {
+        (self.works.port.provider().name().to_owned(), self.works.port.counts())
     }
 
     // -------------------------------------------------------------------------- events
@@ -276,8 +277,7 @@ impl Hub {
         if let Some(loss) = line.loss {
             return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
         }
-        let count = batch.copy_unsent(&mut self.scratch);
-        let taken = line.transmit(&mut self.works, &self.scratch[..count]);
+        let taken = line.transmit(&mut self.works, &mut batch.unsent_reader());
         let now = Instant::now();
         match taken {
             Ok(taken) => {
@@ -345,6 +345,7 @@ impl Drop for Hub {
         let Works { port, fetched, given, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
+        port.end();
     }
 }
 

@@ -1,6 +1,7 @@
 //! One RDMA connection: its capsules and data as PDUs of NVMe/TCP, both ways.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -14,8 +15,8 @@ use raceline_proto::tcp::pdu::{
 };
 use raceline_rdma::verbs::{ConnectionId, Provider, Region};
 use raceline_rdma::{CommandToken, Loss, TargetEvent, TargetPort};
-use raceline_reactor::Interest;
 use raceline_reactor::io::RecvBuffers;
+use raceline_reactor::{Interest, UnsentReader};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -24,6 +25,10 @@ use super::config::Device;
 
 /// Bytes of the longest header.
 const MAX_HEADER: usize = IcReqPdu::LEN;
+/// Bytes of the shortest header that a controller sends.
+const LEAST_HEADER: usize = CapsuleRespPdu::LEN;
+/// Header bytes that are kept after they were read, before their memory is used again.
+const MOST_READ: usize = 16 * 1024;
 /// The tag of a response without data.
 const NO_DATA: u32 = u32::MAX;
 /// Offset of SQSIZE in a Connect (Fabrics 1.1, 3.3).
@@ -59,8 +64,8 @@ impl Works {
 /// Bytes that the controller reads next.
 #[derive(Debug)]
 enum Piece {
-    /// A header, from `at` on.
-    Header { bytes: [u8; MAX_HEADER], at: usize, len: usize },
+    /// So many bytes of [`Line::headers`].
+    Headers(usize),
     /// Data that came in a capsule.
     Capsule { capsules: Region, at: u32, end: u32 },
     /// Data that were fetched; with the last of them, the buffer is free.
@@ -68,16 +73,9 @@ enum Piece {
 }
 
 impl Piece {
-    fn header(pdu: &(impl IntoBytes + Immutable)) -> Self {
-        let pdu = pdu.as_bytes();
-        let mut bytes = [0; MAX_HEADER];
-        bytes[..pdu.len()].copy_from_slice(pdu);
-        Self::Header { bytes, at: 0, len: pdu.len() }
-    }
-
     fn len(&self) -> usize {
         match *self {
-            Self::Header { at, len, .. } => len - at,
+            Self::Headers(len) => len,
             Self::Capsule { at, end, .. } | Self::Fetched { at, end, .. } => {
                 usize::try_from(end - at).unwrap_or(usize::MAX)
             }
@@ -116,6 +114,24 @@ enum Expects {
     Skip(usize),
 }
 
+/// A hash of a command identifier. A host that chooses identifiers that collide makes its own queue slower.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u16(byte.into()));
+    }
+
+    fn write_u16(&mut self, number: u16) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// The controller's end has said something that it never says: a bug of the target.
 type Broken = &'static str;
 
@@ -127,8 +143,11 @@ pub(super) struct Line {
     /// Commands that the host may have outstanding.
     entries: u16,
     pieces: VecDeque<Piece>,
+    /// Headers that the controller reads, from `headers_at` on.
+    headers: Vec<u8>,
+    headers_at: usize,
     commands: Vec<Command>,
-    slots: HashMap<CommandId, u16>,
+    slots: HashMap<CommandId, u16, BuildHasherDefault<Spread>>,
     /// Commands whose data wait for a buffer.
     to_fetch: VecDeque<u16>,
     /// Buffers of responses that are under way, by tag.
@@ -163,8 +182,10 @@ impl Line {
             qid,
             entries,
             pieces: VecDeque::with_capacity(2 * count + 1),
+            headers: Vec::with_capacity(count * CapsuleCmdPdu::LEN + MAX_HEADER),
+            headers_at: 0,
             commands: (0..entries).map(|_| Command::default()).collect(),
-            slots: HashMap::with_capacity(2 * count),
+            slots: HashMap::with_capacity_and_hasher(2 * count, BuildHasherDefault::default()),
             to_fetch: VecDeque::with_capacity(count),
             sending: Vec::with_capacity(count),
             tags: Vec::with_capacity(count),
@@ -192,8 +213,25 @@ impl Line {
             maxr2t: 0.into(),
             reserved: [0; 112],
         };
-        line.pieces.push_back(Piece::header(&request));
+        line.push_header(&request);
         line
+    }
+
+    /// A header for the controller. It joins those before it.
+    fn push_header(&mut self, pdu: &(impl IntoBytes + Immutable)) {
+        if self.headers_at == self.headers.len() {
+            self.headers.clear();
+            self.headers_at = 0;
+        } else if self.headers_at > MOST_READ {
+            self.headers.drain(..self.headers_at);
+            self.headers_at = 0;
+        }
+        let pdu = pdu.as_bytes();
+        self.headers.extend_from_slice(pdu);
+        match self.pieces.back_mut() {
+            Some(Piece::Headers(len)) => *len += pdu.len(),
+            _ => self.pieces.push_back(Piece::Headers(pdu.len())),
+        }
     }
 
     /// Wakes the stream's core, if that waits for what there is.
@@ -232,9 +270,10 @@ impl Line {
             && let Some(piece) = self.pieces.front_mut()
         {
             match piece {
-                Piece::Header { bytes, at, len } => {
-                    let count = into.put(filled, &bytes[*at..*len]);
-                    *at += count;
+                Piece::Headers(left) => {
+                    let count = into.put(filled, &self.headers[self.headers_at..][..*left]);
+                    self.headers_at += count;
+                    *left -= count;
                     filled += count;
                 }
                 Piece::Capsule { capsules: region, at, end }
@@ -256,9 +295,14 @@ impl Line {
     }
 
     fn end_piece(&mut self, works: &mut Works) {
-        if let Some(Piece::Fetched { region, last: true, .. }) = self.pieces.pop_front() {
-            self.held -= u64::from(region.len);
-            works.give_fetched(region);
+        match self.pieces.pop_front() {
+            Some(Piece::Fetched { region, last: true, .. }) => {
+                self.held -= u64::from(region.len);
+                works.give_fetched(region);
+            }
+            // Some are left only when nobody reads them any longer.
+            Some(Piece::Headers(unread)) => self.headers_at += unread,
+            _ => {}
         }
     }
 
@@ -317,18 +361,16 @@ impl Line {
         };
         let slot = token.slot();
         let capsule = match (&data, works.port.queue(self.id)) {
-            (HostData::InCapsule { .. }, Some(queue)) => {
-                Some((queue.in_capsule(&token, &data), *queue.capsules()))
-            }
+            (HostData::InCapsule { .. }, Some(queue)) => Some(queue.in_capsule(&token, &data)),
             _ => None,
         };
-        let behind = capsule.map_or(0, |((_, len), _)| len);
+        let behind = capsule.map_or(0, |(_, _, len)| len);
         if behind > 0 {
             sqe.sgl1 = SglDescriptor::in_capsule(behind);
         }
         let common = common(PduType::CapsuleCmd, 0, behind);
-        self.pieces.push_back(Piece::header(&CapsuleCmdPdu { common, sqe }));
-        if let Some(((at, len), capsules)) = capsule {
+        self.push_header(&CapsuleCmdPdu { common, sqe });
+        if let Some((capsules, at, len)) = capsule {
             self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
         }
         self.slots.insert(cid, slot);
@@ -397,7 +439,7 @@ impl Line {
                 datal: count.into(),
                 reserved: [0; 4],
             };
-            self.pieces.push_back(Piece::header(&header));
+            self.push_header(&header);
             self.pieces.push_back(Piece::Fetched { region, at, end, last });
             at = end;
         }
@@ -406,22 +448,24 @@ impl Line {
     // ----------------------------------------------------------------- from the controller
 
     /// Takes bytes of the controller. Gives how many: fewer when there is no buffer for what follows.
-    pub(super) fn transmit(&mut self, works: &mut Works, bytes: &[u8]) -> Result<usize, Broken> {
-        let mut rest = bytes;
+    pub(super) fn transmit(
+        &mut self,
+        works: &mut Works,
+        input: &mut UnsentReader<'_>,
+    ) -> Result<usize, Broken> {
+        let mut taken = 0;
         self.is_stalled = false;
         loop {
             match &mut self.expects {
                 Expects::Header => {
                     let wanted = self.wanted_header()?;
-                    let count = (wanted - self.header_len).min(rest.len());
-                    let (now, later) = rest.split_at(count);
-                    self.header[self.header_len..][..count].copy_from_slice(now);
+                    let count = input.copy(&mut self.header[self.header_len..wanted]);
                     self.header_len += count;
-                    rest = later;
+                    taken += count;
                     if self.header_len < wanted {
                         break;
                     }
-                    if wanted == CommonHeader::LEN {
+                    if wanted < usize::from(self.header[2]) {
                         continue;
                     }
                     if !self.handle_header(works)? {
@@ -431,8 +475,8 @@ impl Line {
                     self.header_len = 0;
                 }
                 Expects::Skip(left) => {
-                    let count = rest.len().min(*left);
-                    rest = &rest[count..];
+                    let count = input.skip(*left);
+                    taken += count;
                     *left -= count;
                     if *left > 0 {
                         break;
@@ -440,15 +484,18 @@ impl Line {
                     self.expects = Expects::Header;
                 }
                 Expects::Data { slot, at, left, success } => {
-                    let count = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
-                    let (now, later) = rest.split_at(count);
                     let command = &mut self.commands[usize::from(*slot)];
                     let Some(region) = &command.given else { return Err("data without a buffer") };
-                    works.port.provider().write(region, *at, now);
+                    // From where the data are to where the RDMA WRITE takes them: the only copy.
+                    let mut count = 0;
+                    works
+                        .port
+                        .provider()
+                        .fill(region, *at, *left, &mut |place| count = input.copy(place));
+                    taken += count;
                     let count = u32::try_from(count).unwrap_or(0);
                     (*at, *left) = (*at + count, *left - count);
                     command.received += count;
-                    rest = later;
                     if *left > 0 {
                         break;
                     }
@@ -460,16 +507,16 @@ impl Line {
                 }
             }
         }
-        Ok(bytes.len() - rest.len())
+        Ok(taken)
     }
 
     /// Bytes of the header that is coming, as far as that is known.
     fn wanted_header(&self) -> Result<usize, Broken> {
-        if self.header_len < CommonHeader::LEN {
-            return Ok(CommonHeader::LEN);
+        if self.header_len < LEAST_HEADER {
+            return Ok(LEAST_HEADER);
         }
         match usize::from(self.header[2]) {
-            hlen if (CommonHeader::LEN + 1..=MAX_HEADER).contains(&hlen) => Ok(hlen),
+            hlen if (LEAST_HEADER..=MAX_HEADER).contains(&hlen) => Ok(hlen),
             _ => Err("a header of a wrong length"),
         }
     }

@@ -5,8 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use raceline_rdma::PortCounts;
 use raceline_rdma::device::RdmaDevice;
 use raceline_rdma::verbs::{ConnectionId, Provider, ProviderError};
 use raceline_rdma::waiting::WaitingDevice;
@@ -23,6 +24,19 @@ use super::hub::Hub;
 pub struct RdmaStreams {
     config: RdmaConfig,
     open: Box<OpenDevice>,
+    /// Where it listens, and what there is of each listener. It lives as long as the listener or a connection.
+    hubs: Mutex<Vec<(SocketAddr, Weak<Mutex<Hub>>)>>,
+}
+
+/// What a listener's device has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaDeviceStats {
+    /// The listener.
+    pub address: SocketAddr,
+    /// The device's name.
+    pub name: String,
+    /// Counts since the listener was made.
+    pub counts: PortCounts,
 }
 
 impl RdmaStreams {
@@ -43,7 +57,20 @@ impl RdmaStreams {
         + Sync
         + 'static,
     ) -> Self {
-        Self { config, open: Box::new(open) }
+        Self { config, open: Box::new(open), hubs: Mutex::default() }
+    }
+
+    /// What the devices have done of listeners that are there, or still have connections.
+    #[must_use]
+    pub fn devices(&self) -> Vec<RdmaDeviceStats> {
+        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        hubs.retain(|(_, hub)| hub.strong_count() > 0);
+        let alive = hubs.iter().filter_map(|(address, hub)| Some((*address, hub.upgrade()?)));
+        let stats = |(address, hub): (SocketAddr, Arc<Mutex<Hub>>)| {
+            let (name, counts) = lock(&hub).counts();
+            RdmaDeviceStats { address, name, counts }
+        };
+        alive.map(stats).collect()
     }
 
     fn open(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
@@ -55,6 +82,8 @@ impl RdmaStreams {
         let news = device.news().try_clone_to_owned()?;
         device.listen(address).map_err(io::Error::other)?;
         let hub = Arc::new(Mutex::new(Hub::new(device, &self.config)));
+        let known = (address, Arc::downgrade(&hub));
+        self.hubs.lock().unwrap_or_else(PoisonError::into_inner).push(known);
         Ok(Box::new(Listener { hub, address, news }))
     }
 }

@@ -28,6 +28,7 @@ pub(crate) struct QueueRecord {
     pub(crate) hostid: HostId,
     pub(crate) peer: SocketAddr,
     pub(crate) local: SocketAddr,
+    pub(crate) is_rdma: bool,
     pub(crate) counters: Arc<QueueCounters>,
     /// What it had done when it came to its core from another one.
     pub(crate) before: QueueTotals,
@@ -49,6 +50,19 @@ pub(crate) struct CoreQueues {
     pub(crate) io_queues: u64,
     /// What the closed I/O queues have done.
     pub(crate) closed: QueueTotals,
+    /// How often those over RDMA have waited for a buffer.
+    pub(crate) closed_rdma_waits: u64,
+}
+
+impl CoreQueues {
+    /// An I/O queue has left the core.
+    fn close(&mut self, record: &QueueRecord) {
+        let here = record.here();
+        self.closed.add(&here);
+        if record.is_rdma {
+            self.closed_rdma_waits += here.buffer_waits;
+        }
+    }
 }
 
 /// A host of a subsystem, over all its queues.
@@ -96,7 +110,7 @@ impl Ledger {
         let Some(record) = self.live.remove(&place) else { return };
         let totals = record.counters.totals();
         if !record.qid.is_admin() {
-            self.cores[place.core].closed.add(&record.here());
+            self.cores[place.core].close(&record);
         }
         if let Some(host) = self.hosts.get_mut(&(record.subsystem, record.host)) {
             host.closed.add(&totals);
@@ -107,7 +121,7 @@ impl Ledger {
     /// A queue has moved to another core. What it has done so far stays with the core that it comes from.
     pub(crate) fn moved(&mut self, from: Place, to: Place) {
         let Some(mut record) = self.live.remove(&from) else { return };
-        self.cores[from.core].closed.add(&record.here());
+        self.cores[from.core].close(&record);
         record.before = record.counters.totals();
         self.moves += 1;
         self.live.insert(to, record);
@@ -141,6 +155,22 @@ impl Ledger {
             }
         }
         (admin, io, totals)
+    }
+
+    /// Of these, the queues over RDMA: admin queues, I/O queues, and how often all I/O queues over RDMA have waited for a
+    /// buffer.
+    pub(crate) fn rdma_of_core(&self, core: usize) -> (usize, usize, u64) {
+        let (mut admin, mut io, mut waits) = (0, 0, self.cores[core].closed_rdma_waits);
+        let here = self.live.iter().filter(|(place, record)| place.core == core && record.is_rdma);
+        for (_, record) in here {
+            if record.qid.is_admin() {
+                admin += 1;
+            } else {
+                io += 1;
+                waits += record.here().buffer_waits;
+            }
+        }
+        (admin, io, waits)
     }
 
     /// Every remembered host with or without queues: subsystem, host, its counts, its present number of
@@ -183,6 +213,7 @@ mod tests {
             hostid: HostId([0; 16]),
             peer: address,
             local: address,
+            is_rdma: false,
             counters: Arc::default(),
             before: QueueTotals::default(),
         };

@@ -66,6 +66,8 @@ pub(crate) struct Ends {
     /// The listener that it came by, which its protocol numbers.
     pub(crate) port_id: u16,
     pub(crate) protocol: Protocol,
+    /// RDMA carries it.
+    pub(crate) is_rdma: bool,
 }
 
 /// Names a command of one connection by its slot; stale once the command is completed. One number, because

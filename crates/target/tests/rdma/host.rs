@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, Loss,
 };
-use raceline_target::{RdmaConfig, RdmaStreams, Target, TargetConfig};
+use raceline_target::{RdmaConfig, RdmaDeviceStats, RdmaStreams, Target, TargetConfig};
 use zerocopy::IntoBytes;
 
 use crate::common::{host_nqn, namespace, nqn, ram, subsystem};
@@ -31,6 +31,7 @@ pub(crate) struct Fabric {
     pub(crate) network: Network,
     stop: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
+    carried: Mutex<Vec<Arc<RdmaStreams>>>,
 }
 
 impl Fabric {
@@ -45,14 +46,21 @@ impl Fabric {
                 }
             }
         });
-        Self { network, stop, engine: Some(engine) }
+        Self { network, stop, engine: Some(engine), carried: Mutex::default() }
     }
 
     /// What carries a target's listeners.
     pub(crate) fn streams(&self, config: &TargetConfig) -> Arc<RdmaStreams> {
         let network = self.network.clone();
         let open = move |_| Ok(Box::new(network.add_device()) as _);
-        Arc::new(RdmaStreams::over(RdmaConfig::of(config), open))
+        let streams = Arc::new(RdmaStreams::over(RdmaConfig::of(config), open));
+        self.carried.lock().unwrap().push(Arc::clone(&streams));
+        streams
+    }
+
+    /// What the devices of the targets have done.
+    pub(crate) fn devices(&self) -> Vec<RdmaDeviceStats> {
+        self.carried.lock().unwrap().iter().flat_map(|streams| streams.devices()).collect()
     }
 
     /// A target with a namespace of 16 MiB, that listens for TCP and for RDMA.

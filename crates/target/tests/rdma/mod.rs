@@ -1,6 +1,7 @@
 //! NVMe/RDMA through the whole target, by a host over the simulated network, with TCP hosts on the same core.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod bad_input;
 mod host;
 
 use std::time::Duration;
@@ -127,6 +128,16 @@ fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
         }
         let queues = target.queues(&nqn());
         assert_eq!(queues.len(), 4, "{queues:?}");
+        assert_eq!(queues.iter().filter(|queue| queue.is_rdma).count(), 2, "{queues:?}");
+        assert!(queues.iter().all(|queue| queue.is_rdma == (queue.local == rdma)));
+        let group = target.poll_groups()[0];
+        assert_eq!((group.rdma.admin_queues, group.rdma.io_queues), (1, 1));
+        let devices = fabric.devices();
+        assert_eq!((devices[0].address, &devices[0].name[..]), (rdma, "simulated"));
+        let counts = devices[0].counts;
+        assert!(counts.requests > 120 && counts.sends > 240, "{counts:?}");
+        assert!(counts.send_posts < counts.sends && counts.idle_polls < counts.polls);
+        assert!(counts.receives > 120 && counts.completions > 240, "{counts:?}");
         host.close(queue);
         host.close(admin);
         drop((tcp_queue, _tcp_admin));

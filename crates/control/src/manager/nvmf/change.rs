@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::listener::RDMA;
 use super::live;
 use super::{
-    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, Referral, Running,
-    Subsystem, SubsystemOptions, TransportOptions,
+    DEFAULT_TARGET, ListenAddress, MAX_LISTENERS, NvmfTarget, PortLevel, RdmaOptions, Referral,
+    Running, Subsystem, SubsystemOptions, TransportOptions,
 };
 use crate::manager::catalogue::{Entry, Key, Section};
 use crate::manager::options::{FilterOptions, option_key};
@@ -130,7 +130,11 @@ impl Change<'_> {
     ///
     /// # Errors
     /// When there is such a transport, there is none for TCP, or the RDMA libraries cannot be loaded.
-    pub fn create_rdma_transport(&mut self, target: &str) -> Result<(), ManagerError> {
+    pub fn create_rdma_transport(
+        &mut self,
+        target: &str,
+        rdma: RdmaOptions,
+    ) -> Result<(), ManagerError> {
         let options = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
@@ -145,10 +149,14 @@ impl Change<'_> {
             return Err(ManagerError::Invalid(text.to_owned()));
         };
         load_rdma_libraries().map_err(|error| ManagerError::Invalid(error.to_string()))?;
-        let config = RdmaConfig::of(&live::target_config(&options, self.manager()));
+        let config = RdmaConfig {
+            shared_receives: if rdma.no_srq { 0 } else { rdma.max_srq_depth },
+            ..RdmaConfig::of(&live::target_config(&options, self.manager()))
+        };
         let streams = Arc::new(RdmaStreams::new(config));
         self.model_mut().nvmf.target_mut(target)?.rdma = Some(streams);
-        let params = json!({ "trtype": RDMA });
+        let RdmaOptions { max_srq_depth, no_srq } = rdma;
+        let params = json!({ "trtype": RDMA, "max_srq_depth": max_srq_depth, "no_srq": no_srq });
         self.put(key(target, &["rdma"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }

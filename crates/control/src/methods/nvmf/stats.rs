@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use raceline_proto::nvme::{HostNqn, Nqn};
-use raceline_target::{HostStats, PollGroupStats, QueueInfo, QueueTotals, Target};
+use raceline_target::{HostStats, PollGroupStats, QueueInfo, QueueTotals, RdmaDeviceStats, Target};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -58,28 +58,14 @@ fn controllers(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<V
 
 fn queues(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
     let (cores, nqn) = find(call, &params)?;
-    let rdma = rdma_sockets(call, &params)?;
-    let describe = |queue: &QueueInfo| describe(queue, rdma.contains(&queue.local));
     Ok(cores.iter().flat_map(|cores| cores.queues(&nqn)).map(|queue| describe(&queue)).collect())
 }
 
-/// Where the subsystem listens for RDMA: no TCP listener of a target has the same address and port.
-fn rdma_sockets(
-    call: &Call<'_>,
-    params: &super::subsystem::Query,
-) -> Result<Vec<SocketAddr>, RpcError> {
-    let model = call.manager.model();
-    let (target, _) = params.find(&model)?;
-    let listeners = target.subsystems.values().flat_map(|subsystem| &subsystem.listeners);
-    let listeners = listeners.chain(&target.discovery_listeners).filter(|it| it.is_rdma());
-    Ok(listeners.filter_map(|address| address.socket().ok()).collect())
-}
-
 /// SPDK's description, with further counts that its users ask for.
-fn describe(queue: &QueueInfo, is_rdma: bool) -> Value {
+fn describe(queue: &QueueInfo) -> Value {
     let address = |socket: SocketAddr| {
         let address = ListenAddress::from(socket);
-        let trtype = if is_rdma { "RDMA".to_owned() } else { address.trtype.clone() };
+        let trtype = if queue.is_rdma { "RDMA".to_owned() } else { address.trtype.clone() };
         ListenAddress { trtype, ..address }
     };
     json!({
@@ -122,16 +108,46 @@ struct Get {
 fn get(call: &Call<'_>, params: Get) -> Result<Value, RpcError> {
     let name = super::target_name(params.tgt_name);
     super::check_target(call.manager, &name)?;
-    let cores = call.manager.model().nvmf.target(&name)?.cores();
+    let (cores, rdma) = {
+        let model = call.manager.model();
+        let target = model.nvmf.target(&name)?;
+        (target.cores(), target.rdma.clone())
+    };
+    let devices = rdma.map(|streams| streams.devices());
     let groups = cores.iter().flat_map(|cores| cores.poll_groups()).enumerate();
-    let groups: Vec<Value> = groups.map(|(core, group)| describe_group(core, &group)).collect();
+    let describe = |(core, group): (usize, PollGroupStats)| {
+        // The queues of a device may be on any core, so the first one has what the devices count.
+        let devices = devices.as_deref().map(|all| if core == 0 { all } else { &[] });
+        describe_group(core, &group, devices)
+    };
+    let groups: Vec<Value> = groups.map(describe).collect();
     let hosts = cores.iter().flat_map(|cores| cores.hosts());
     let hosts: Vec<Value> = hosts.map(|host| describe_host(&host)).collect();
     Ok(json!({ "tick_rate": TICK_RATE, "poll_groups": groups, "hosts": hosts }))
 }
 
-fn describe_group(core: usize, group: &PollGroupStats) -> Value {
+/// `devices`: of the transport RDMA, if there is one.
+fn describe_group(
+    core: usize,
+    group: &PollGroupStats,
+    devices: Option<&[RdmaDeviceStats]>,
+) -> Value {
     let done = group.totals.reads + group.totals.writes + group.totals.errors;
+    let tcp = json!({
+        "trtype": "TCP",
+        "pending_data_buffer": group.totals.buffer_waits - group.rdma.buffer_waits,
+        "unassociated_qpairs": group.unassociated,
+    });
+    let rdma = devices.map(|devices| {
+        json!({
+            "trtype": "RDMA",
+            "pending_data_buffer": group.rdma.buffer_waits,
+            "current_admin_qpairs": group.rdma.admin_queues,
+            "current_io_qpairs": group.rdma.io_queues,
+            "devices": devices.iter().map(describe_device).collect::<Vec<_>>(),
+        })
+    });
+    let transports: Vec<Value> = [Some(tcp), rdma].into_iter().flatten().collect();
     json!({
         "name": group_name(core),
         "admin_qpairs": group.admin_queues_ever,
@@ -140,12 +156,25 @@ fn describe_group(core: usize, group: &PollGroupStats) -> Value {
         "current_io_qpairs": group.io_queues,
         "pending_bdev_io": 0,
         "completed_nvme_io": done,
-        "transports": [{
-            "trtype": "TCP",
-            "pending_data_buffer": group.totals.buffer_waits,
-            "unassociated_qpairs": group.unassociated,
-        }],
+        "transports": transports,
         "statistics": totals(&group.totals),
+    })
+}
+
+/// SPDK's names. What it counts of requests that wait, and of their latency, is not counted here.
+fn describe_device(device: &RdmaDeviceStats) -> Value {
+    let counts = device.counts;
+    json!({
+        "name": device.name,
+        "listen_address": device.address.to_string(),
+        "polls": counts.polls,
+        "idle_polls": counts.idle_polls,
+        "completions": counts.completions,
+        "requests": counts.requests,
+        "total_send_wrs": counts.sends,
+        "send_doorbell_updates": counts.send_posts,
+        "total_recv_wrs": counts.receives,
+        "recv_doorbell_updates": counts.receive_posts,
     })
 }
 

@@ -1,12 +1,12 @@
 //! `nvmf_create_transport`, `nvmf_get_transports`.
 
 use raceline_proto::controller::MAX_RDMA_IN_CAPSULE_BYTES;
-use raceline_target::TargetConfig;
+use raceline_target::{SHARED_RECEIVES, TargetConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{RpcError, code};
-use crate::manager::nvmf::TransportOptions;
+use crate::manager::nvmf::{RdmaOptions, TransportOptions};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -60,6 +60,11 @@ struct Create {
     ack_timeout: u32,
     #[serde(default)]
     data_wr_pool_size: u32,
+    /// Of RDMA only.
+    #[serde(skip_serializing)]
+    max_srq_depth: Option<u32>,
+    #[serde(skip_serializing)]
+    no_srq: Option<bool>,
     #[serde(default)]
     disable_command_passthru: bool,
     #[serde(default = "Create::kas")]
@@ -144,18 +149,22 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// The limits of RDMA are those of TCP.
+/// The limits of RDMA are those of TCP; only its receives have parameters of their own.
 fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, RpcError> {
     refuse(&[
         ("dif_insert_or_strip", params.dif_insert_or_strip),
         ("disable_command_passthru", params.disable_command_passthru),
     ])?;
-    if call.manager.has_rdma(target) {
+    if call.manager.rdma_options(target).is_some() {
         let text = format!("Transport type '{}' already exists", params.trtype);
         return Err(RpcError::internal(text));
     }
+    let options = RdmaOptions {
+        max_srq_depth: params.max_srq_depth.unwrap_or(SHARED_RECEIVES),
+        no_srq: params.no_srq.unwrap_or(false),
+    };
     call.manager
-        .change(|change| change.create_rdma_transport(target))
+        .change(|change| change.create_rdma_transport(target, options))
         .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
     Ok(true)
 }
@@ -212,10 +221,12 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     super::check_target(call.manager, &name)?;
     let tcp = call.manager.transport_params(&name);
     let mut transports: Vec<Value> = tcp.into_iter().collect();
-    if call.manager.has_rdma(&name)
+    if let Some(options) = call.manager.rdma_options(&name)
         && let Some(mut rdma) = transports.first().cloned()
     {
         rdma["trtype"] = "RDMA".into();
+        rdma["max_srq_depth"] = options.max_srq_depth.into();
+        rdma["no_srq"] = options.no_srq.into();
         if let Some(size) = rdma["in_capsule_data_size"].as_u64() {
             rdma["in_capsule_data_size"] = size.min(MAX_RDMA_IN_CAPSULE_BYTES.into()).into();
         }

@@ -200,6 +200,7 @@ impl Connection {
             hostid: request.hostid,
             peer: self.ends.peer,
             local: self.ends.local,
+            is_rdma: self.ends.is_rdma,
             counters: Arc::clone(self.commands.counters()),
             before: QueueTotals::default(),
         };

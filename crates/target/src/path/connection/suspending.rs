@@ -244,6 +244,7 @@ impl Connection {
             hostid: request.hostid,
             peer: ends.peer,
             local: ends.local,
+            is_rdma: ends.is_rdma,
             counters: Arc::clone(&counters),
             before: QueueTotals::default(),
         };
