@@ -146,7 +146,7 @@ pub(crate) struct DiskTlsArgs {
 
     /// Clients need no certificate
     #[arg(long = "nbd-tls-any-client", id = "nbd_tls_any_client", help_heading = "Disk")]
-    #[arg(requires = "nbd_tls_certificates")]
+    #[arg(requires = "nbd_tls_certificates", conflicts_with = "nbd_tls_psk")]
     pub(crate) any_client: bool,
 
     /// Serve clients that do not begin TLS, too
