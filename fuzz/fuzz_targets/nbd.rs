@@ -4,7 +4,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use raceline_nbd::protocol::wire::REQUEST_LEN;
-use raceline_nbd::protocol::{Agreement, ExportFacts, Negotiation, Plan, Progress, Request, plan};
+use raceline_nbd::protocol::{
+    Agreement, ExportFacts, Negotiation, Plan, Progress, Request, TlsPolicy, plan,
+};
 
 fn exports() -> Vec<ExportFacts> {
     let disk = ExportFacts {
@@ -35,15 +37,22 @@ fn negotiate<'a>(
     exports: &[ExportFacts],
     input: &'a [u8],
     piece: usize,
+    tls: TlsPolicy,
 ) -> (Vec<u8>, Progress, &'a [u8]) {
     let mut out = Vec::new();
-    let mut negotiation = Negotiation::new(&mut out);
+    let mut negotiation = Negotiation::new(tls, &mut out);
     let mut rest = input;
     while !rest.is_empty() {
         let now = &rest[..rest.len().min(piece)];
         let (taken, progress) = negotiation.handle(exports, now, &mut out);
         assert!(taken <= now.len());
         rest = &rest[taken..];
+        if progress == Progress::StartsTls {
+            // What follows stands for what TLS carries.
+            assert!(tls != TlsPolicy::None, "there is no TLS");
+            negotiation.secured();
+            continue;
+        }
         if progress != Progress::Goes {
             return (out, progress, rest);
         }
@@ -74,8 +83,10 @@ fn check(facts: &ExportFacts, agreed: &Agreement, request: &Request) {
 fuzz_target!(|data: &[u8]| {
     let Some((&piece, input)) = data.split_first() else { return };
     let exports = exports();
-    let (out, progress, rest) = negotiate(&exports, input, usize::MAX);
-    let pieces = negotiate(&exports, input, usize::from(piece).max(1));
+    let policies = [TlsPolicy::None, TlsPolicy::Allowed, TlsPolicy::Required];
+    let tls = policies[usize::from(piece) % policies.len()];
+    let (out, progress, rest) = negotiate(&exports, input, usize::MAX, tls);
+    let pieces = negotiate(&exports, input, usize::from(piece).max(1), tls);
     assert!(pieces.1 == progress && pieces.0 == out, "the cuts make a difference");
     let agreed = match progress {
         Progress::Begins(agreed) => agreed,

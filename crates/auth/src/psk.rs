@@ -349,6 +349,18 @@ impl TlsPsk {
         Ok(Self { key: SecretBytes::new(key), hash })
     }
 
+    /// A key that was agreed on without NVMe, of 16 to 64 bytes. Its hash is SHA-256, as for each external key of which
+    /// nothing else is known (RFC 8446, 4.2.11).
+    ///
+    /// # Errors
+    /// When it has another length.
+    pub fn external(key: &[u8]) -> Result<Self, KeyError> {
+        if !(16..=64).contains(&key.len()) {
+            return Err(KeyError::Length);
+        }
+        Ok(Self { key: SecretBytes::new(key), hash: Hash::Sha256 })
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &SecretBytes {

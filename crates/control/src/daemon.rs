@@ -267,6 +267,7 @@ fn manager_config(config: &mut DaemonConfig) -> ManagerConfig {
         reservations: config.state_dir.as_ref().map(|dir| dir.join(RESERVATIONS)),
         history: config.state_dir.as_ref().map(|dir| dir.join(HISTORY)),
         protected: config.state_dir.as_ref().map(|dir| dir.join(PROTECTED)),
+        sockets: config.socket.parent().map(Path::to_owned),
         state_dir: config.state_dir.clone(),
         ..ManagerConfig::default()
     }

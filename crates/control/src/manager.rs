@@ -10,6 +10,7 @@ pub mod central;
 mod change;
 pub mod controllers;
 pub mod discovery;
+pub mod disks;
 mod error;
 pub(crate) mod generation;
 pub mod history;
@@ -51,6 +52,7 @@ use change::Keeping;
 use controllers::Controllers;
 use controllers::hotplug::Hotplug;
 use discovery::Discoveries;
+use disks::Disks;
 use history::History;
 use iscsi::Iscsi;
 use journal::{Journal, NoJournal};
@@ -97,6 +99,8 @@ pub struct ManagerConfig {
     pub changes_before: u64,
     /// Whether the listeners of the default target's discovery service are announced by multicast DNS without a call.
     pub mdns: bool,
+    /// The folder for sockets of virtual machines whose controllers are not named by a path.
+    pub sockets: Option<PathBuf>,
     /// The directory of the journal.
     pub state_dir: Option<PathBuf>,
     /// How often a daemon has started with the kept state, this start included; `None`: nothing is kept.
@@ -120,6 +124,7 @@ impl Default for ManagerConfig {
             history: None,
             changes_before: 0,
             mdns: false,
+            sockets: None,
             state_dir: None,
             run: None,
         }
@@ -170,6 +175,8 @@ pub struct Model {
     pub nvmf: Nvmf,
     /// What is exported by iSCSI.
     pub iscsi: Iscsi,
+    /// Disks of this machine and of virtual machines.
+    pub disks: Disks,
     /// The calls that make all of it again.
     pub catalogue: Catalogue,
     /// The last events.
@@ -230,6 +237,8 @@ impl Manager {
         }
         self.end_threads();
         let _one_at_a_time = self.keeping.hold_changes();
+        let ending = std::mem::take(&mut self.model_mut().disks);
+        disks::end_all(ending);
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
         for running in targets.into_values().filter_map(|target| target.running) {
             nvmf::stop(running.target)?;
@@ -274,11 +283,12 @@ impl Manager {
         found.map(|(_, missing)| missing.reason.clone()).unwrap_or_default()
     }
 
-    /// Tells hosts of devices that have grown.
+    /// Tells hosts, and the users of disks, of devices that have grown.
     ///
     /// # Errors
     /// When a core does not answer.
     pub fn sizes_changed(&self) -> Result<(), ManagerError> {
+        self.model_mut().disks.follow_sizes();
         let cores = self.cores();
         cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }

@@ -20,6 +20,8 @@ mod rpc;
 mod scheduler;
 mod sock;
 mod thread;
+mod ublk;
+mod vhost;
 
 use crate::error::RpcError;
 use crate::method::Registry;
@@ -41,6 +43,8 @@ impl Registry {
             bdev::register,
             nvmf::register,
             iscsi::register,
+            vhost::register,
+            ublk::register,
             qos::register,
             accel::register,
             iobuf::register,

@@ -111,3 +111,86 @@ fn random_lives_survive_random_ends() {
     assert!(made > 100 && refused > 50, "{made} made, {refused} refused");
     daemon.kill();
 }
+
+/// Disks of virtual machines by absolute paths: this daemon listens nowhere.
+#[test]
+fn a_disk_of_a_virtual_machine_lives_with_its_device_and_comes_back_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vm1.sock");
+    let ctrlr = path.to_str().unwrap();
+    let state = dir.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    let daemon = Kept::start(&state);
+    let change = |method, params| daemon.call(method, params).unwrap();
+    let fails = |method, params, why: &str| {
+        let error = daemon.call(method, params).unwrap_err();
+        assert!(error.contains(why), "{method}: {error}");
+    };
+    let device = |name| json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+    change("bdev_malloc_create", device("M0"));
+    change("bdev_malloc_create", device("M1"));
+    let disk = json!({ "ctrlr": ctrlr, "dev_name": "M0", "readonly": true });
+    assert_eq!(change("vhost_create_blk_controller", disk.clone()), json!(true));
+    assert!(path.exists());
+    fails("vhost_create_blk_controller", disk, "File exists");
+    let other = json!({ "ctrlr": format!("{ctrlr}2"), "dev_name": "M0" });
+    fails("vhost_create_blk_controller", other, "used by disk");
+    let none = json!({ "ctrlr": format!("{ctrlr}2"), "dev_name": "M9" });
+    fails("vhost_create_blk_controller", none, "No such device");
+    let packed = json!({ "ctrlr": "x", "dev_name": "M1", "packed_ring": true });
+    fails("vhost_create_blk_controller", packed, "packed_ring is not supported");
+    let nowhere = json!({ "ctrlr": "../x", "dev_name": "M1" });
+    fails("vhost_create_blk_controller", nowhere, "Invalid argument");
+    let values = json!({ "ctrlr": ctrlr, "delay_base_us": 100, "iops_threshold": 60000 });
+    change("vhost_controller_set_coalescing", values);
+    let known = change("vhost_get_controllers", json!({ "name": ctrlr }));
+    assert_eq!(known[0]["backend_specific"]["block"]["bdev"], "M0");
+    assert_eq!(known[0]["backend_specific"]["block"]["readonly"], true);
+    assert_eq!((&known[0]["delay_base_us"], &known[0]["socket"]), (&json!(100), &json!(ctrlr)));
+    fails("vhost_get_controllers", json!({ "name": "none" }), "No such device");
+    fails("vhost_delete_controller", json!({ "ctrlr": "none" }), "No such device");
+    let before = daemon.picture();
+    daemon.kill();
+
+    let daemon = Kept::start(&state);
+    assert_eq!(daemon.picture(), before);
+    assert_eq!(daemon.call("vhost_get_controllers", json!({})).unwrap(), known);
+    // Where the device goes, the disk has gone before.
+    daemon.call("bdev_malloc_delete", json!({ "name": "M0" })).unwrap();
+    assert_eq!(daemon.call("vhost_get_controllers", json!({})).unwrap(), json!([]));
+    assert!(!path.exists());
+    let disk = json!({ "ctrlr": ctrlr, "dev_name": "M1" });
+    daemon.call("vhost_create_blk_controller", disk).unwrap();
+    daemon.call("vhost_delete_controller", json!({ "ctrlr": ctrlr })).unwrap();
+    assert!(!path.exists());
+    // The device is free again.
+    daemon.call("bdev_malloc_delete", json!({ "name": "M1" })).unwrap();
+    let before = daemon.picture();
+    daemon.kill();
+    let daemon = Kept::start(&state);
+    assert_eq!(daemon.picture(), before);
+    daemon.kill();
+}
+
+/// What is refused where no disk of the kernel is made; the step kernel-6.12-ublk makes some.
+#[test]
+fn disks_of_the_kernel_need_a_target_and_a_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(dir.path());
+    let fails = |method, params, why: &str| {
+        let error = daemon.call(method, params).unwrap_err();
+        assert!(error.contains(why), "{method}: {error}");
+    };
+    let disk = json!({ "bdev_name": "M0", "ublk_id": 1 });
+    fails("ublk_start_disk", disk.clone(), "No such device");
+    fails("ublk_destroy_target", json!(null), "No such file");
+    fails("ublk_stop_disk", json!({ "ublk_id": 1 }), "No such device");
+    fails("ublk_get_disks", json!({ "ublk_id": 1 }), "No such device");
+    fails("ublk_create_target", json!({ "cpumask": "x" }), "Invalid argument");
+    assert_eq!(daemon.call("ublk_get_disks", json!({})).unwrap(), json!([]));
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        let why = daemon.call("ublk_create_target", json!({})).unwrap_err();
+        assert!(why.contains("no ublk driver") || why.contains("io_uring"), "{why}");
+    }
+    daemon.kill();
+}

@@ -11,5 +11,5 @@ mod server;
 
 pub use server::{
     DEFAULT_MAX_CONNECTIONS, DEFAULT_PORT, Endpoint, Export, Listening, Server, ServerConfig,
-    ServerError,
+    ServerError, ServerTls,
 };

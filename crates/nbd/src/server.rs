@@ -12,12 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use raceline_bdev::{BdevInfo, SharedBdev};
-use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{
+    Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle, StreamProvider,
+};
 
 use self::core::{Core, Message};
 use self::listen::Acceptor;
 pub use self::listen::{Endpoint, Listening};
-use crate::protocol::{ExportFacts, wire};
+use crate::protocol::{ExportFacts, TlsPolicy, wire};
 
 /// The port where clients look.
 pub const DEFAULT_PORT: u16 = wire::PORT;
@@ -63,6 +65,25 @@ impl Export {
     }
 }
 
+/// TLS that clients begin by STARTTLS.
+#[derive(Clone)]
+pub struct ServerTls {
+    /// What makes it of a connection.
+    pub provider: Arc<dyn StreamProvider>,
+    /// Clients without it get nothing.
+    pub required: bool,
+}
+
+impl ServerTls {
+    fn policy(tls: Option<&Self>) -> TlsPolicy {
+        match tls {
+            None => TlsPolicy::None,
+            Some(tls) if tls.required => TlsPolicy::Required,
+            Some(_) => TlsPolicy::Allowed,
+        }
+    }
+}
+
 /// How to serve.
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -78,6 +99,8 @@ pub struct ServerConfig {
     pub backend: Backend,
     /// Connections at a time; those beyond are closed at once.
     pub max_connections: usize,
+    /// TLS; none unless it is given.
+    pub tls: Option<ServerTls>,
 }
 
 impl ServerConfig {
@@ -91,6 +114,7 @@ impl ServerConfig {
             mode: Mode::default(),
             backend: Backend::Auto,
             max_connections: DEFAULT_MAX_CONNECTIONS,
+            tls: None,
         }
     }
 }
@@ -146,8 +170,8 @@ impl Server {
                 name: format!("nbd-{number}"),
                 ..ReactorConfig::default()
             };
-            let exports = config.exports.clone();
-            match Reactor::spawn(reactor, move |cx| Core::new(cx, exports)) {
+            let (exports, tls) = (config.exports.clone(), config.tls.clone());
+            match Reactor::spawn(reactor, move |cx| Core::new(cx, exports, tls)) {
                 Ok(core) => server.cores.push(core),
                 Err(error) => {
                     server.stop();

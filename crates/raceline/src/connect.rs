@@ -1,6 +1,7 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
 mod registry;
+mod tls;
 mod ublk;
 mod vhost;
 
@@ -19,6 +20,7 @@ use crate::cli::connect::{DisconnectArgs, DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
+use crate::sizes::Sizes;
 use crate::{initiator, limits, remote, shell};
 
 /// How often it looks whether its cores run.
@@ -119,11 +121,21 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
     let open_to_others = args.listen.filter(|address| !address.ip().is_loopback());
     if let Some(address) = open_to_others
         && !args.insecure
+        && !args.tls.admits_only_known()
     {
         return Err(Failure::usage(format!(
-            "--listen {address}: whoever reaches it could read and write the disk, and nothing is encrypted; add \
-             --insecure if that is wanted, or choose an address of 127.0.0.0/8"
+            "--listen {address}: whoever reaches it could read and write the disk; let clients prove who they are by \
+             --nbd-tls-psk or --nbd-tls-certificates, add --insecure if that is wanted, or choose an address of \
+             127.0.0.0/8"
         )));
+    }
+    if args.kind != DiskKind::Nbd && args.tls.is_given() {
+        return Err(Failure::usage("--nbd-tls-...: only a disk by --as nbd has TLS of its own"));
+    }
+    if args.tls.optional && args.tls.psk.is_none() && args.tls.certificates.is_none() {
+        return Err(Failure::usage(
+            "--nbd-tls-optional: it needs --nbd-tls-psk or --nbd-tls-certificates",
+        ));
     }
     if args.kind == DiskKind::VhostUser && args.listen.is_some() {
         return Err(Failure::usage(
@@ -162,11 +174,12 @@ fn serve_nbd(
     config.mode = args.mode.into();
     config.backend = args.io.into();
     config.max_connections = args.max_connections;
+    config.tls = tls::of(&args.tls)?;
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let listening = server.listening();
     let place = listening[0].to_string();
     let noted = note(args, registry, "nbd", listening.iter().map(ToString::to_string).collect());
-    let uri = uri(&listening[0]);
+    let uri = uri(&listening[0], config.tls.is_some());
     let ready = Ready {
         ready: true,
         kind: "nbd",
@@ -178,7 +191,7 @@ fn serve_nbd(
         recovered: None,
         pid: std::process::id(),
     };
-    let ended = print(&ready).and_then(|()| wait(&server, interrupt));
+    let ended = print(&ready).and_then(|()| wait(device, &server, interrupt));
     server.stop();
     drop(noted);
     ended
@@ -200,12 +213,15 @@ fn print(ready: &Ready<'_>) -> Result<(), Failure> {
     shell::print(format!("{line}\n").as_bytes())
 }
 
-/// Waits for a signal that requests the end.
-fn wait(server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+/// Waits for a signal that requests the end. Clients that connect learn the size that the device has then; NBD has no
+/// way to tell those that are connected.
+fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut sizes = Sizes::follow([Arc::clone(device)]);
     while interrupt.wait(HEALTH_INTERVAL).is_none() {
         if !server.is_running() {
             return Err(Failure::runtime("a core of the NBD server has ended; the log says why"));
         }
+        sizes.look();
     }
     Ok(())
 }
@@ -223,11 +239,12 @@ fn default_socket(args: &DiskArgs, registry: &Registry) -> PathBuf {
     registry.dir().join(format!("disk-{tail}.sock"))
 }
 
-/// The URI of the NBD project.
-fn uri(endpoint: &Endpoint) -> String {
+/// The URI of the NBD project. The client adds where its own key or certificate is.
+fn uri(endpoint: &Endpoint, tls: bool) -> String {
+    let scheme = if tls { "nbds" } else { "nbd" };
     match endpoint {
-        Endpoint::Tcp(address) => format!("nbd://{address}"),
-        Endpoint::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
+        Endpoint::Tcp(address) => format!("{scheme}://{address}"),
+        Endpoint::Unix(path) => format!("{scheme}+unix:///?socket={}", path.display()),
     }
 }
 
@@ -278,7 +295,9 @@ mod tests {
     #[test]
     fn disks_have_uris() {
         let tcp = Endpoint::Tcp("127.0.0.1:10809".parse().unwrap());
-        assert_eq!(uri(&tcp), "nbd://127.0.0.1:10809");
-        assert_eq!(uri(&Endpoint::Unix("/run/x.sock".into())), "nbd+unix:///?socket=/run/x.sock");
+        assert_eq!(uri(&tcp, false), "nbd://127.0.0.1:10809");
+        assert_eq!(uri(&tcp, true), "nbds://127.0.0.1:10809");
+        let unix = Endpoint::Unix("/run/x.sock".into());
+        assert_eq!(uri(&unix, false), "nbd+unix:///?socket=/run/x.sock");
     }
 }

@@ -31,6 +31,7 @@ use crate::export_key::{self, KeptKey};
 use crate::failure::Failure;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
+use crate::sizes::Sizes;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
 use crate::{initiator, limits, naming, sandbox, secrets, shell};
@@ -192,6 +193,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         .collect();
     let luns: Vec<_> =
         devices.iter().map(|config| (Arc::clone(&config.bdev), config.uuid)).collect();
+    let mut sizes = Sizes::follow(luns.iter().map(|(device, _)| Arc::clone(device)));
     target.set_algorithms(args.algorithms.algorithms()).map_err(Failure::runtime)?;
     let mut ready = set_up(&target, (&nqn, serial), &admission, streams.as_ref(), devices)?;
     ready.rdma = listen_for_rdma(&target, &admission, rdma)?;
@@ -211,7 +213,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let line = serde_json::to_string(&ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
 
-    let signal = serve(&target, &cores, &framework, &interrupt)?;
+    let signal = serve(&target, &cores, &framework, (&interrupt, &mut sizes))?;
     tracing::info!("signal {signal}: draining");
     if std::io::stderr().is_terminal() {
         eprintln!("\nending after what is in flight; once more to end at once");
@@ -297,12 +299,12 @@ fn open_devices(
 }
 
 /// Waits for the signal to end. Reports the cost of commands: at the end for the whole run, and on SIGUSR1
-/// since the last report.
+/// since the last report. Hosts are told of devices that have grown.
 fn serve(
     target: &Target,
     cores: &[usize],
     framework: &Framework,
-    interrupt: &Interrupt,
+    (interrupt, sizes): (&Interrupt, &mut Sizes),
 ) -> Result<i32, Failure> {
     let mut lap_statistics = Statistics::default();
     let mut all = Tally::start(target, cores);
@@ -327,6 +329,9 @@ fn serve(
             return Err(Failure::runtime(
                 "a core of the target has stopped: see the messages above",
             ));
+        }
+        if sizes.look() {
+            target.refresh_sizes().map_err(Failure::runtime)?;
         }
     }
 }

@@ -32,6 +32,7 @@ mod secrets;
 mod serve;
 mod shell;
 mod signals;
+mod sizes;
 mod successor;
 mod table;
 mod tally;

@@ -2,13 +2,11 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 
-use crate::handshake::{HANDSHAKE, Handshake};
-use crate::keys::PskLookup;
+use crate::handshake::{Credentials, HANDSHAKE, Handshake};
 use crate::offload::Offload;
 use crate::stream::TlsStream;
 
@@ -18,26 +16,26 @@ pub(crate) struct EitherStream {
     plain: Option<Transport>,
     tls: Option<Box<TlsStream>>,
     /// What TLS needs, until the first byte is there.
-    undecided: Option<(Arc<dyn PskLookup>, Offload)>,
+    undecided: Option<(Credentials, Offload)>,
 }
 
 impl EitherStream {
     /// Around a fresh connection.
     pub(crate) fn new(
         transport: Transport,
-        lookup: Arc<dyn PskLookup>,
+        credentials: Credentials,
         offload: Offload,
     ) -> EitherStream {
-        EitherStream { plain: Some(transport), tls: None, undecided: Some((lookup, offload)) }
+        EitherStream { plain: Some(transport), tls: None, undecided: Some((credentials, offload)) }
     }
 
     /// Looks at the first byte, once.
     fn decide(&mut self) -> io::Result<()> {
         let (Some(transport), Some(_)) = (&self.plain, &self.undecided) else { return Ok(()) };
         let first = transport.peek()?;
-        let Some((lookup, offload)) = self.undecided.take() else { return Ok(()) };
+        let Some((credentials, offload)) = self.undecided.take() else { return Ok(()) };
         if first == Some(HANDSHAKE) {
-            let handshake = Handshake::server(lookup);
+            let handshake = Handshake::served_by(credentials);
             let stream = self.plain.take().map(|plain| TlsStream::new(plain, handshake, offload));
             self.tls = stream.map(Box::new);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::TlsError;
 use crate::keys::{ClientPsk, PskLookup};
-use crate::library::Library;
+use crate::library::{Certificates, Library};
 use crate::record::Suite;
 use crate::session::Session;
 
@@ -32,9 +32,18 @@ pub struct Handshake {
     failed: Option<TlsError>,
 }
 
+/// By what the end of a target is known, and whom it lets in.
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    /// Keys that hosts have, too.
+    Keys(Arc<dyn PskLookup>),
+    /// A certificate of its own.
+    Certificates(Certificates),
+}
+
 /// A target has no memory for the library before the host's first byte: silent sockets cost nothing.
 enum Engine {
-    Idle(Arc<dyn PskLookup>),
+    Idle(Credentials),
     /// It failed before the library was needed; the output is the alert.
     Refused(Vec<u8>),
     Running(Library),
@@ -68,7 +77,11 @@ impl Handshake {
     /// The end of a target.
     #[must_use]
     pub fn server(lookup: Arc<dyn PskLookup>) -> Handshake {
-        Handshake::new(Engine::Idle(lookup), None)
+        Handshake::served_by(Credentials::Keys(lookup))
+    }
+
+    pub(crate) fn served_by(credentials: Credentials) -> Handshake {
+        Handshake::new(Engine::Idle(credentials), None)
     }
 
     fn new(engine: Engine, offered: Option<String>) -> Handshake {
@@ -102,8 +115,11 @@ impl Handshake {
             self.check_first(first)?;
         }
         self.received += bytes.len();
-        if let Engine::Idle(lookup) = &self.engine {
-            self.engine = Engine::Running(Library::server(Arc::clone(lookup))?);
+        if let Engine::Idle(credentials) = &self.engine {
+            self.engine = Engine::Running(match credentials {
+                Credentials::Keys(lookup) => Library::server(Arc::clone(lookup))?,
+                Credentials::Certificates(own) => Library::certified_server(own)?,
+            });
         }
         if let Engine::Running(library) = &mut self.engine {
             library.handle(bytes);

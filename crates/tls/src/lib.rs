@@ -4,7 +4,7 @@
 //!
 //! | what | which |
 //! |---|---|
-//! | protocol | TLS 1.3 only (RFC 8446): no certificates, tickets, resumption, early data or client authentication |
+//! | protocol | TLS 1.3 only (RFC 8446): no tickets, resumption, or early data; certificates only where an acceptor is given one ([`Certificates`]) |
 //! | key exchange | psk_dhe_ke over P-256, P-384 or P-521 |
 //! | suites | TLS_AES_128_GCM_SHA256 for keys of 32 bytes, TLS_AES_256_GCM_SHA384 for keys of 48 bytes |
 //! | identities | versions 0 and 1 ([`raceline_auth::PskIdentity`]) |
@@ -31,6 +31,7 @@ mod stream;
 pub use error::TlsError;
 pub use handshake::{Established, Handshake};
 pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};
+pub use library::Certificates;
 pub use offload::{Ktls, Offload};
 pub use provider::{TlsAcceptor, TlsConnector, concatenate};
 pub use record::{DATA_MAX, RECORD_MAX, Suite};

@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use raceline_auth::{Hash, SecretBytes, TlsPsk};
-use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture};
+use s2n_tls::callbacks::{ClientHelloCallback, ConnectionFuture, VerifyHostNameCallback};
 use s2n_tls::config::{Builder, Config};
 use s2n_tls::connection::Connection;
-use s2n_tls::enums::{Blinding, Mode, PskHmac};
+use s2n_tls::enums::{Blinding, ClientAuthType, Mode, PskHmac};
 use s2n_tls::psk::Psk;
 use s2n_tls::security::Policy;
 use zeroize::Zeroize as _;
@@ -33,6 +33,11 @@ const AES_256_ONLY: &str = "20250414";
 
 /// Bytes of an unknown identity that an error shows. Both names have at most 223.
 const SHOWN_MAX: usize = 540;
+
+/// The name of a client with a certificate of the authority.
+const CERTIFIED: &str = "a client with a certificate";
+/// The name of a client that was not asked for a certificate.
+const ANONYMOUS: &str = "a client without a certificate";
 
 /// What goes in and out of a handshake.
 #[derive(Default)]
@@ -60,6 +65,8 @@ struct ServerContext {
 /// One handshake.
 pub(crate) struct Library {
     connection: Connection,
+    /// Nobody proves to know a key: certificates stand for it.
+    by_certificates: bool,
     exchange: Exchange,
 }
 
@@ -84,14 +91,20 @@ impl Library {
         let mut connection = connection(Mode::Client, config, policy)?;
         let psk = library_psk(psk.identity.as_str().as_bytes(), &psk.psk)?;
         connection.append_psk(&psk).map_err(|error| failed(&error))?;
-        Ok(Library { connection, exchange: Exchange::default() })
+        Ok(Library { connection, by_certificates: false, exchange: Exchange::default() })
+    }
+
+    /// The end of a server that has a certificate.
+    pub(crate) fn certified_server(certificates: &Certificates) -> Result<Library, TlsError> {
+        let connection = connect(Mode::Server, certificates.config.clone())?;
+        Ok(Library { connection, by_certificates: true, exchange: Exchange::default() })
     }
 
     pub(crate) fn server(lookup: Arc<dyn PskLookup>) -> Result<Library, TlsError> {
         static CONFIG: OnceLock<Result<Config, String>> = OnceLock::new();
         let mut connection = connection(Mode::Server, &CONFIG, BOTH_SUITES)?;
         connection.set_application_context(ServerContext { lookup, refused: None });
-        Ok(Library { connection, exchange: Exchange::default() })
+        Ok(Library { connection, by_certificates: false, exchange: Exchange::default() })
     }
 
     /// Takes bytes of the peer.
@@ -125,6 +138,9 @@ impl Library {
         let mut identity = vec![0; length];
         if length > 0 {
             connection.negotiated_psk_identity(&mut identity).map_err(|e| failed(&e))?;
+        } else if self.by_certificates {
+            let name = if connection.client_cert_used() { CERTIFIED } else { ANONYMOUS };
+            identity = name.as_bytes().to_vec();
         }
         let suite = connection.cipher_suite().map_err(|e| failed(&e))?.to_owned();
         let exchange = std::mem::take(&mut self.exchange);
@@ -159,7 +175,10 @@ fn connection(
     policy: &str,
 ) -> Result<Connection, TlsError> {
     let config = config.get_or_init(|| configure(policy).map_err(|error| error.to_string()));
-    let config = config.clone().map_err(TlsError::Handshake)?;
+    connect(mode, config.clone().map_err(TlsError::Handshake)?)
+}
+
+fn connect(mode: Mode, config: Config) -> Result<Connection, TlsError> {
     let prepare = || {
         let mut connection = Connection::new(mode);
         connection.set_config(config)?;
@@ -183,6 +202,50 @@ fn configure(policy: &str) -> Result<Config, s2n_tls::error::Error> {
     // SAFETY: the callback does not use its context, so there is nothing that has to live.
     unsafe { builder.set_key_log_callback(Some(log_secret), std::ptr::null_mut())? };
     builder.build()
+}
+
+/// What a server proves itself with, and what it wants of its clients.
+#[derive(Clone)]
+pub struct Certificates {
+    config: Config,
+}
+
+impl Certificates {
+    /// The certificate of the server with those between it and the authority, and its key, all as PEM. With
+    /// `authorities`, clients have to have a certificate of one of these; else whoever comes is served.
+    ///
+    /// # Errors
+    /// When the library does not take what is in them.
+    pub fn new(
+        certificate: &[u8],
+        key: &[u8],
+        authorities: Option<&[u8]>,
+    ) -> Result<Self, TlsError> {
+        let make = || {
+            let mut builder = Builder::new();
+            builder.with_system_certs(false)?;
+            builder.set_security_policy(&Policy::from_version(BOTH_SUITES)?)?;
+            builder.load_pem(certificate, key)?;
+            if let Some(authorities) = authorities {
+                builder.trust_pem(authorities)?;
+                builder.set_client_auth_type(ClientAuthType::Required)?;
+                builder.set_verify_host_callback(AnyName)?;
+            }
+            // SAFETY: the callback does not use its context, so there is nothing that has to live.
+            unsafe { builder.set_key_log_callback(Some(log_secret), std::ptr::null_mut())? };
+            builder.build()
+        };
+        make().map(|config| Self { config }).map_err(|error| failed(&error))
+    }
+}
+
+/// A client has no name to compare with: that the authority has certified it admits it.
+struct AnyName;
+
+impl VerifyHostNameCallback for AnyName {
+    fn verify_host_name(&self, _host_name: &str) -> bool {
+        true
+    }
 }
 
 fn library_psk(identity: &[u8], key: &raceline_auth::TlsPsk) -> Result<Psk, TlsError> {

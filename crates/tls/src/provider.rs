@@ -9,8 +9,9 @@ use raceline_reactor::{Socket, StreamProvider};
 
 use crate::either::EitherStream;
 use crate::error::TlsError;
-use crate::handshake::Handshake;
+use crate::handshake::{Credentials, Handshake};
 use crate::keys::{ClientPsk, ClientPskStore, PskLookup};
+use crate::library::Certificates;
 use crate::offload::Offload;
 use crate::stream::TlsStream;
 
@@ -20,7 +21,7 @@ use crate::stream::TlsStream;
 /// How many handshakes are under way, and for how long, is up to the owner of the sockets: a target bounds sockets
 /// before Connect, and has one that is among many give way. A bound of the acceptor's own would let strangers use it up.
 pub struct TlsAcceptor {
-    lookup: Arc<dyn PskLookup>,
+    credentials: Credentials,
     offload: Offload,
     takes_plain: bool,
 }
@@ -29,7 +30,17 @@ impl TlsAcceptor {
     /// For hosts whose keys `lookup` finds, at the time of each handshake.
     #[must_use]
     pub fn new(lookup: Arc<dyn PskLookup>) -> TlsAcceptor {
-        TlsAcceptor { lookup, offload: Offload::default(), takes_plain: false }
+        Self::of(Credentials::Keys(lookup))
+    }
+
+    /// For peers that know this end by its certificate: clients of disks. NVMe/TCP has no such way.
+    #[must_use]
+    pub fn with_certificates(certificates: Certificates) -> TlsAcceptor {
+        Self::of(Credentials::Certificates(certificates))
+    }
+
+    fn of(credentials: Credentials) -> TlsAcceptor {
+        TlsAcceptor { credentials, offload: Offload::default(), takes_plain: false }
     }
 
     /// The same, which hands connections on that do not begin with TLS: their owner lets them make a key for TLS
@@ -48,13 +59,13 @@ impl TlsAcceptor {
 
 impl StreamProvider for TlsAcceptor {
     fn accepted(&self, socket: Socket) -> io::Result<Socket> {
-        let lookup = Arc::clone(&self.lookup);
+        let credentials = self.credentials.clone();
         if self.takes_plain {
             let (local, peer) = (socket.local_address(), socket.peer_address());
-            let stream = EitherStream::new(socket.into_transport()?, lookup, self.offload);
+            let stream = EitherStream::new(socket.into_transport()?, credentials, self.offload);
             return Ok(Socket::provided(Box::new(stream), local, peer));
         }
-        wrap(socket, Handshake::server(lookup), self.offload)
+        wrap(socket, Handshake::served_by(credentials), self.offload)
     }
 
     fn is_secure(&self) -> bool {

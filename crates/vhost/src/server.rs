@@ -171,6 +171,12 @@ impl Server {
         self.facts.bytes()
     }
 
+    /// Whether a front end is connected.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.link.ends().front.is_some()
+    }
+
     /// False once a core has ended by itself.
     #[must_use]
     pub fn is_running(&self) -> bool {

@@ -1,8 +1,9 @@
 //! The nbd step: QEMU's tools, libnbd's and fio judge the disks that `raceline connect --as nbd` makes.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -81,6 +82,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.run("a file is a disk with holes for nbdinfo and qemu-img", || file(tree, &dir));
     checks.run("libnbd sees what is refused", || refused(tree, &dir));
     checks.run("a disk for a virtual machine has its socket", || machine(tree, &dir));
+    checks.run("a disk by TLS is for who has a key", || keys(tree, &dir));
+    checks.run("a disk by TLS is for who has a certificate", || certificates(tree, &dir));
+    checks.run("a file that grows makes the disk of a namespace grow", || growth(tree, &dir));
     checks.run("wrong command lines are refused with a reason", || command_lines(tree, &dir));
     checks.outcome()
 }
@@ -243,6 +247,142 @@ h.shutdown()
     disk.disconnect(tree)
 }
 
+/// Runs a program of libnbd or QEMU that has to fail and to say why.
+fn fails(program: &str, words: &[&str], why: &str) -> Result<()> {
+    let ended = Task::new(program).args(words.iter().copied()).limit(TOOL_LIMIT_S).run()?;
+    ensure!(!ended.success(), "{program} {words:?} has worked");
+    ensure!(ended.output.contains(why), "{program} {words:?}: no `{why}`: {}", ended.tail(5));
+    Ok(())
+}
+
+/// Copies a file to the disk and back.
+fn copy(dir: &Path, uri: &str) -> Result<()> {
+    let data = random_file(dir)?.display().to_string();
+    let back = dir.join("back").display().to_string();
+    tool("nbdcopy", ["--flush", &data, uri])?;
+    tool("nbdcopy", [uri, &back])?;
+    ensure!(fs::read(&data)? == fs::read(&back)?, "what nbdcopy reads is not what it wrote");
+    Ok(())
+}
+
+fn keys(tree: &Tree, dir: &Path) -> Result<()> {
+    let write = |name: &str, user: &str, key: &str| -> Result<String> {
+        let path = dir.join(name);
+        fs::write(&path, format!("{user}:{}\n", key.repeat(32)))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        Ok(path.display().to_string())
+    };
+    let right = write("right.psk", "alice", "5a")?;
+    let wrong = write("wrong.psk", "alice", "a5")?;
+    let other = write("other.psk", "mallory", "5a")?;
+    let socket = dir.join("keys.sock").display().to_string();
+    let words = ["--bdev", "ram:64M", "--socket", &socket, "--nbd-tls-psk", &right];
+    let disk = Disk::start(tree, &words)?;
+    ensure!(disk.uri.starts_with("nbds+unix://"), "{}", disk.uri);
+    let uri = |user: &str, file: &str| {
+        format!("nbds+unix://{user}@/disk?socket={socket}&tls-psk-file={file}")
+    };
+    copy(dir, &uri("alice", &right))?;
+    let info: Value = serde_json::from_str(&tool("nbdinfo", ["--json", &uri("alice", &right)])?)?;
+    ensure!(info["TLS"] == true && info["structured"] == true, "{info}");
+    let plain = format!("nbd+unix:///disk?socket={socket}");
+    fails("nbdinfo", &[&plain], "")?;
+    fails("qemu-img", &["info", "-f", "raw", &plain], "TLS is required")?;
+    fails("nbdinfo", &[&uri("alice", &wrong)], "TLS")?;
+    fails("nbdinfo", &[&uri("mallory", &other)], "TLS")?;
+    tool("nbdinfo", [uri("alice", &right).as_str()])?;
+    disk.disconnect(tree)?;
+    let optional: Vec<&str> = words.into_iter().chain(["--nbd-tls-optional"]).collect();
+    let disk = Disk::start(tree, &optional)?;
+    tool("nbdinfo", [plain.as_str()])?;
+    tool("nbdinfo", [uri("alice", &right).as_str()])?;
+    disk.disconnect(tree)
+}
+
+/// An authority, and certificates of a server and of a client, in the layout of QEMU's and libnbd's tools.
+fn make_certificates(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir)?;
+    let at = |name: &str| dir.join(name).display().to_string();
+    let (authority, authority_key) = (at("ca-cert.pem"), at("ca-key.pem"));
+    let key = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"];
+    let own = ["-days", "2", "-subj", "/CN=authority", "-keyout", &authority_key];
+    tool("openssl", key.into_iter().chain(own).chain(["-out", &authority]))?;
+    for (name, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
+        let (out, out_key) = (at(&format!("{name}-cert.pem")), at(&format!("{name}-key.pem")));
+        let usage = format!("extendedKeyUsage={usage}");
+        let own = ["-days", "2", "-subj", "/CN=localhost", "-keyout", &out_key, "-out", &out];
+        let by = ["-CA", &authority, "-CAkey", &authority_key, "-addext", &usage];
+        let of =
+            ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=CA:FALSE"];
+        tool("openssl", key.into_iter().chain(own).chain(by).chain(of))?;
+        fs::set_permissions(&out_key, fs::Permissions::from_mode(0o600))?;
+    }
+    Ok(())
+}
+
+fn certificates(tree: &Tree, dir: &Path) -> Result<()> {
+    let (ours, others) = (dir.join("ours"), dir.join("others"));
+    make_certificates(&ours)?;
+    make_certificates(&others)?;
+    // One who trusts the server, and has no certificate.
+    let nobody = dir.join("nobody");
+    fs::create_dir_all(&nobody)?;
+    fs::copy(ours.join("ca-cert.pem"), nobody.join("ca-cert.pem"))?;
+    let ours = ours.display().to_string();
+    let words = ["--bdev", "ram:64M", "--listen", "0", "--nbd-tls-certificates", &ours];
+    let disk = Disk::start(tree, &words)?;
+    let port = disk.port()?;
+    let uri =
+        |with: &Path| format!("nbds://localhost:{port}/disk?tls-certificates={}", with.display());
+    copy(dir, &uri(Path::new(&ours)))?;
+    let credentials = format!("tls-creds-x509,id=t,endpoint=client,dir={ours}");
+    let image = format!("driver=nbd,host=localhost,port={port},export=disk,tls-creds=t");
+    let text = tool("qemu-img", ["info", "--object", &credentials, "--image-opts", &image])?;
+    ensure!(text.contains("64 MiB"), "{text}");
+    fails("nbdinfo", &[&format!("nbd://localhost:{port}/disk")], "")?;
+    fails("nbdcopy", &[&uri(&nobody), "null:"], "")?;
+    fails("nbdcopy", &[&uri(&others), "null:"], "")?;
+    tool("nbdinfo", [uri(Path::new(&ours)).as_str()])?;
+    disk.disconnect(tree)?;
+    let open: Vec<&str> = words.into_iter().chain(["--nbd-tls-any-client"]).collect();
+    let disk = Disk::start(tree, &open)?;
+    let uri =
+        format!("nbds://localhost:{}/disk?tls-certificates={}", disk.port()?, nobody.display());
+    tool("nbdcopy", [uri.as_str(), "null:"])?;
+    disk.disconnect(tree)
+}
+
+/// Waits until nbdinfo tells a size.
+fn wait_for_size(uri: &str, bytes: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(DISK_LIMIT_S);
+    loop {
+        let size = tool("nbdinfo", ["--size", uri])?;
+        if size.trim() == bytes.to_string() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "the disk has {} bytes instead of {bytes}", size.trim());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn growth(tree: &Tree, dir: &Path) -> Result<()> {
+    let path = dir.join("grows.img");
+    let file = fs::File::create(&path)?;
+    file.set_len(DISK_BYTES)?;
+    let target = Export::start(tree, &[&format!("file:{},buffered", path.display())])?;
+    let address = target.address();
+    let socket = dir.join("grows.sock").display().to_string();
+    let mut words: Vec<&str> = address.iter().map(String::as_str).collect();
+    words.extend(["--socket", &socket]);
+    let disk = Disk::start(tree, &words)?;
+    wait_for_size(&disk.uri, DISK_BYTES)?;
+    file.set_len(2 * DISK_BYTES)?;
+    wait_for_size(&disk.uri, 2 * DISK_BYTES)?;
+    qemu_io(&disk.uri, &["write -P 0x11 100M 1M", "flush", "read -P 0x11 100M 1M"])?;
+    disk.disconnect(tree)?;
+    target.stop("TERM")
+}
+
 fn machine(tree: &Tree, dir: &Path) -> Result<()> {
     let path = dir.join("machine.sock");
     let socket = path.display().to_string();
@@ -286,6 +426,25 @@ fn command_lines(tree: &Tree, dir: &Path) -> Result<()> {
             ],
             3,
             "127.0.0.1",
+        ),
+        (vec!["connect", "--as", "nbd", "--bdev", "ram:1M", "--nbd-tls-optional"], 2, "it needs"),
+        (
+            vec![
+                "connect",
+                "--as",
+                "nbd",
+                "--bdev",
+                "ram:1M",
+                "--nbd-tls-certificates",
+                "/nowhere",
+            ],
+            2,
+            "/nowhere/ca-cert.pem",
+        ),
+        (
+            vec!["connect", "--as", "vhost-user", "--bdev", "ram:1M", "--nbd-tls-psk", &file],
+            2,
+            "only a disk by --as nbd",
         ),
         (vec!["disconnect", "-d", "/nowhere"], 1, "there is no such disk"),
         (vec!["disconnect"], 2, "--all"),

@@ -4,6 +4,7 @@
 //! its releases drives a daemon through the life of a target. I/O by Raceline's host shows that the
 //! reported changes have happened.
 
+mod disks;
 mod iscsi;
 mod life;
 mod paper;

@@ -47,6 +47,7 @@ const NEEDS: &[Need] = &[
     Need { program: "nbdcopy", package: "libnbd-bin", steps: "nbd" },
     Need { program: "nbdsh", package: "python3-libnbd", steps: "nbd" },
     Need { program: "fio", package: "fio", steps: "nbd" },
+    Need { program: "openssl", package: "openssl", steps: "nbd" },
 ];
 
 fn missing() -> Vec<&'static Need> {

@@ -114,6 +114,12 @@ fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, 
     let pid = check_peer(wire, manager)?;
     // No change from here on, unless it fails.
     let _changes = manager.hold_changes();
+    if manager.model().disks.any_is_there() {
+        return Err(refused(
+            "it serves disks (vhost_get_controllers, ublk_get_disks), which only one process can: end them first, or \
+             restart the daemon",
+        ));
+    }
     let descriptors = inheritance::offers().map_err(refused)?;
     let (names, descriptors): (Vec<String>, Vec<OwnedFd>) = descriptors.into_iter().unzip();
     wire.send(&FromDaemon::Offer(offered(manager, names))).map_err(lost)?;

@@ -44,6 +44,13 @@ pub enum Claim {
         /// The subsystem.
         nqn: String,
     },
+    /// It is a disk of this machine or of a virtual machine.
+    Disk {
+        /// SPDK's name of the module.
+        module: &'static str,
+        /// The controller, or the number of the disk.
+        name: String,
+    },
     /// Another device stands on it.
     Bdev {
         /// The module of the upper device.
@@ -59,7 +66,7 @@ impl Claim {
     pub fn module(&self) -> &'static str {
         match self {
             Self::Namespace { .. } | Self::Pool { .. } => "NVMe-oF Target",
-            Self::Bdev { module, .. } => module,
+            Self::Bdev { module, .. } | Self::Disk { module, .. } => module,
         }
     }
 
@@ -75,6 +82,7 @@ impl fmt::Display for Claim {
             Self::Namespace { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
             Self::Pool { nqn, .. } => write!(f, "the pool of {nqn}"),
             Self::Bdev { name, .. } => write!(f, "device `{name}`"),
+            Self::Disk { module, name } => write!(f, "disk `{name}` ({module})"),
         }
     }
 }
@@ -451,6 +459,7 @@ impl Change<'_> {
             (Some(Claim::Pool { target, nqn }), false) => {
                 self.hide_pool(&target, &parse(&nqn)?)?;
             }
+            (Some(Claim::Disk { module, name }), forget) => self.end_disk(module, &name, forget)?,
             (Some(Claim::Bdev { .. }) | None, _) => {}
         }
         for (node, lun) in luns {
@@ -462,6 +471,7 @@ impl Change<'_> {
         if forget {
             self.remove_luns_waiting(|waited| waited == name);
             self.remove_waiting(|waited| waited == name);
+            self.remove_disks_waiting(|waited| waited == name);
             self.forget_bdev_limits(&name);
         }
         for name in above {

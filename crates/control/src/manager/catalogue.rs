@@ -36,6 +36,11 @@ pub enum Section {
     Nvmf,
     /// iSCSI.
     Iscsi,
+    /// Disks of virtual machines.
+    #[serde(rename = "vhost_blk")]
+    VhostBlk,
+    /// Disks of the kernel.
+    Ublk,
     /// Targets over vfio-user: not here.
     #[serde(rename = "vfio_user_target")]
     VfioUserTarget,
@@ -43,7 +48,7 @@ pub enum Section {
 
 impl Section {
     /// All of them, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Vmd,
         Self::Keyring,
         Self::Iobuf,
@@ -54,6 +59,8 @@ impl Section {
         Self::Fsdev,
         Self::Nvmf,
         Self::Iscsi,
+        Self::VhostBlk,
+        Self::Ublk,
         Self::VfioUserTarget,
     ];
 
@@ -71,6 +78,8 @@ impl Section {
             Self::Fsdev => "fsdev",
             Self::Nvmf => "nvmf",
             Self::Iscsi => "iscsi",
+            Self::VhostBlk => "vhost_blk",
+            Self::Ublk => "ublk",
             Self::VfioUserTarget => "vfio_user_target",
         }
     }
@@ -87,6 +96,12 @@ impl Section {
         matches!(self, Self::Vmd | Self::Fsdev | Self::VfioUserTarget)
     }
 
+    /// Whether clients are shown it only where it has calls: most daemons have no disks, and what is absent has none.
+    #[must_use]
+    pub fn is_shown_with_calls(self) -> bool {
+        self.is_absent() || matches!(self, Self::VhostBlk | Self::Ublk)
+    }
+
     /// The sections that must come before it.
     #[must_use]
     pub fn depends_on(self) -> &'static [Self] {
@@ -98,6 +113,7 @@ impl Section {
             Self::Bdev => &[Self::Accel, Self::Iobuf, Self::Sock, Self::Keyring],
             Self::Nvmf => &[Self::Bdev, Self::Keyring, Self::Sock],
             Self::Iscsi => &[Self::Bdev, Self::Sock],
+            Self::VhostBlk | Self::Ublk => &[Self::Bdev],
         }
     }
 }

@@ -71,6 +71,14 @@ pub enum ManagerError {
     /// The change could not be written down.
     #[error("the change cannot be kept: {0}")]
     Journal(JournalError),
+    /// A disk cannot be made.
+    #[error("{text}")]
+    Disk {
+        /// The errno that SPDK gives for it.
+        errno: i32,
+        /// Why.
+        text: String,
+    },
     /// A value out of its range.
     #[error("{0}")]
     Invalid(String),
@@ -92,6 +100,7 @@ impl ManagerError {
             Self::NameTaken(_) | Self::Exists { .. } => libc::EEXIST,
             Self::NoBdev(_) | Self::Away { .. } | Self::Missing { .. } => libc::ENODEV,
             Self::Claimed { .. } => libc::EPERM,
+            Self::Disk { errno, .. } => *errno,
             Self::Journal(error) => error.errno,
             Self::Open(error) => open_errno(error),
             Self::Drive(error) => error.errno(),

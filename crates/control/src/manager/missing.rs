@@ -323,6 +323,7 @@ impl Change<'_> {
         self.remove(key.clone());
         self.remove_waiting(|name| missing.makes(name));
         self.remove_luns_waiting(|name| missing.makes(name));
+        self.remove_disks_waiting(|name| missing.makes(name));
         true
     }
 
@@ -342,6 +343,7 @@ impl Change<'_> {
     pub fn arrived(&mut self, name: &str) {
         self.show_arrived(name);
         self.show_waiting_luns(name);
+        self.show_waiting_disks(name);
         let methods = Arc::clone(&self.manager().replaying.methods);
         methods.examine(self, name);
     }

@@ -43,9 +43,10 @@ fn wait_init(call: &Call<'_>, _params: NoParams) -> Result<bool, RpcError> {
     }
 }
 
-/// Whether clients are shown a section: for a part that is not here, only if the section holds calls.
+/// Whether clients are shown a section: some only if they hold calls.
 fn is_shown(call: &Call<'_>, section: Section) -> bool {
-    !section.is_absent() || call.manager.model().catalogue.section(section).next().is_some()
+    !section.is_shown_with_calls()
+        || call.manager.model().catalogue.section(section).next().is_some()
 }
 
 fn get_subsystems(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {

@@ -50,8 +50,9 @@ fn get_config_before(call: &Call<'_>, params: GetConfigBefore) -> Result<Value, 
     let (number, catalogue) =
         found.map_err(|error| RpcError::errno(libc::ENOENT).because(error))?;
     let has_calls = |section: &Section| catalogue.section(*section).next().is_some();
-    let shown =
-        Section::ALL.into_iter().filter(|section| !section.is_absent() || has_calls(section));
+    let shown = Section::ALL
+        .into_iter()
+        .filter(|section| !section.is_shown_with_calls() || has_calls(section));
     let subsystems: Vec<Value> = shown
         .map(|section| {
             let config = section_calls(call, &catalogue, section);

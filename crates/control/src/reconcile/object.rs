@@ -44,7 +44,7 @@ const SETTING_NAMES: &[&str] =
     &["impl_name", "opname", "name", "bdev_name", "module", "flag", "component", "tgt_name"];
 
 /// Parameters that name a device that an object stands on.
-const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name"];
+const BASES: &[&str] = &["base_bdev", "base_bdev_name", "base_name", "bdev_name", "dev_name"];
 
 /// The method that makes a key.
 const ADD_KEY: &str = "keyring_file_add_key";
@@ -77,6 +77,7 @@ impl Object {
             .or_else(|| params.limits())
             .or_else(|| params.nvmf())
             .or_else(|| params.iscsi())
+            .or_else(|| params.disk())
             .unwrap_or_else(|| (params.setting_key(), Removal::Setting));
         Self { key, call, removal }
     }
@@ -539,6 +540,28 @@ impl<'a> Params<'a> {
     }
 
     /// The exports by iSCSI.
+    fn disk(&self) -> Option<Identity> {
+        let controller = self.text("ctrlr");
+        Some(match self.call.method.as_str() {
+            "vhost_create_blk_controller" => {
+                let removal = call("vhost_delete_controller", &[("ctrlr", json!(controller))]);
+                (key(&["vhost", &controller]), Removal::Call(removal))
+            }
+            "vhost_controller_set_coalescing" => {
+                (key(&["vhost", &controller, "coalescing"]), Removal::WithParent)
+            }
+            "ublk_create_target" => {
+                (key(&["ublk"]), Removal::Call(call("ublk_destroy_target", &[])))
+            }
+            "ublk_start_disk" => {
+                let id = self.get("ublk_id").cloned().unwrap_or_default();
+                let key = key(&["ublk", "disk", &id.to_string()]);
+                (key, Removal::Call(call("ublk_stop_disk", &[("ublk_id", id)])))
+            }
+            _ => return None,
+        })
+    }
+
     fn iscsi(&self) -> Option<Identity> {
         let (tag, name) = (self.text("tag"), self.text("name"));
         let tagged = |kind: &str, remove: &str| {

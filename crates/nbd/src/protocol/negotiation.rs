@@ -29,11 +29,25 @@ pub struct Agreement {
     pub allocation: bool,
 }
 
+/// Whether clients may, or have to, begin TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsPolicy {
+    /// There is no TLS.
+    #[default]
+    None,
+    /// A client may begin it.
+    Allowed,
+    /// Without it, a client learns nothing and gets nothing (section "Required mode").
+    Required,
+}
+
 /// How far the negotiation is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The client has to send more.
     Goes,
+    /// TLS begins once the client has the answer; [`Negotiation::secured`] goes on.
+    StartsTls,
     /// Requests follow.
     Begins(Agreement),
     /// The client has ended it in order: the connection is closed when it has the answer.
@@ -57,6 +71,12 @@ pub enum Refused {
     /// It sends options without end.
     #[error("it has sent {MAX_OPTIONS} options and begins nothing")]
     TooMany,
+    /// It asks by EXPORT_NAME, which has no other answer, and TLS is required.
+    #[error("it asks for an export without TLS, which is required: begin TLS by NBD_OPT_STARTTLS")]
+    NoTls,
+    /// Bytes have come behind STARTTLS before its answer has gone: somebody may have put them there.
+    #[error("it sends {0} bytes in the clear behind STARTTLS")]
+    PlainBehindStartTls(usize),
     /// It asks by EXPORT_NAME, which has no other answer, for something that is not there.
     #[error("it asks for an export that is not there")]
     Unknown,
@@ -75,12 +95,15 @@ pub struct Negotiation {
     structured: bool,
     /// The export for which `base:allocation` was chosen.
     allocation: Option<usize>,
+    tls: TlsPolicy,
+    /// What comes now comes by TLS.
+    is_secure: bool,
 }
 
 impl Negotiation {
     /// Begins one: appends what the server says first.
     #[must_use]
-    pub fn new(out: &mut Vec<u8>) -> Self {
+    pub fn new(tls: TlsPolicy, out: &mut Vec<u8>) -> Self {
         out.extend(NBD_MAGIC.to_be_bytes());
         out.extend(OPTION_MAGIC.to_be_bytes());
         out.extend((FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
@@ -92,7 +115,16 @@ impl Negotiation {
             options: 0,
             structured: false,
             allocation: None,
+            tls,
+            is_secure: false,
         }
+    }
+
+    /// Goes on by TLS. What was agreed on in the clear is forgotten, as whoever is between both could have said it.
+    pub fn secured(&mut self) {
+        self.is_secure = true;
+        self.structured = false;
+        self.allocation = None;
     }
 
     /// Takes bytes of the client, and appends answers; gives how many of the bytes it has taken. It takes all of them
@@ -180,6 +212,14 @@ impl Negotiation {
         if self.options > MAX_OPTIONS {
             return Progress::Broken(Refused::TooMany);
         }
+        if self.lacks_tls(kind) {
+            if kind == option::EXPORT_NAME {
+                return Progress::Broken(Refused::NoTls);
+            }
+            self.skip = if len > MAX_OPTION_DATA { len } else { 0 };
+            let text = b"TLS is required: begin it by NBD_OPT_STARTTLS";
+            return answer(out, kind, option_reply::ERR_TLS_REQD, text);
+        }
         if len > MAX_OPTION_DATA {
             if kind == option::EXPORT_NAME {
                 return Progress::Broken(Refused::Unknown);
@@ -188,6 +228,27 @@ impl Negotiation {
             return answer(out, kind, option_reply::ERR_TOO_BIG, b"the option has too many data");
         }
         self.handle_option(exports, kind, data, out)
+    }
+
+    /// Whether an option has to wait for TLS.
+    fn lacks_tls(&self, kind: u32) -> bool {
+        let is_free = matches!(kind, option::STARTTLS | option::ABORT);
+        self.tls == TlsPolicy::Required && !self.is_secure && !is_free
+    }
+
+    fn start_tls(&self, data: &[u8], out: &mut Vec<u8>) -> Progress {
+        let kind = option::STARTTLS;
+        if self.tls == TlsPolicy::None {
+            return answer(out, kind, option_reply::ERR_UNSUP, b"the server has no TLS");
+        }
+        if self.is_secure {
+            return invalid(out, kind, "this connection has TLS already");
+        }
+        if !data.is_empty() {
+            return invalid(out, kind, "the option has no data");
+        }
+        answer(out, kind, option_reply::ACK, b"");
+        Progress::StartsTls
     }
 
     fn handle_option(
@@ -203,6 +264,7 @@ impl Negotiation {
                 answer(out, kind, option_reply::ACK, b"");
                 Progress::Ends
             }
+            option::STARTTLS => self.start_tls(data, out),
             option::LIST if data.is_empty() => {
                 for export in exports {
                     let name_len = u32::try_from(export.name.len()).unwrap_or(0);
@@ -412,8 +474,13 @@ mod tests {
 
     /// Feeds it whole; gives the replies (type, data) and what has come of it.
     fn talk(messages: &[Vec<u8>]) -> (Vec<(u32, Vec<u8>)>, Progress) {
+        talk_under(TlsPolicy::None, messages)
+    }
+
+    /// The same where TLS may, or has to be.
+    fn talk_under(tls: TlsPolicy, messages: &[Vec<u8>]) -> (Vec<(u32, Vec<u8>)>, Progress) {
         let mut out = Vec::new();
-        let mut negotiation = Negotiation::new(&mut out);
+        let mut negotiation = Negotiation::new(tls, &mut out);
         out.clear();
         let input = [vec![0, 0, 0, 3], messages.concat()].concat();
         let (_, progress) = negotiation.handle(&exports(), &input, &mut out);
@@ -432,6 +499,51 @@ mod tests {
 
     fn kinds(replies: &[(u32, Vec<u8>)]) -> Vec<u32> {
         replies.iter().map(|(kind, _)| *kind).collect()
+    }
+
+    #[test]
+    fn tls_begins_where_it_is_allowed_and_nothing_goes_before_it_where_it_is_required() {
+        const TLS_REQD: u32 = option_reply::ERR_TLS_REQD;
+        let start = option(option::STARTTLS, b"");
+        let (replies, progress) = talk_under(TlsPolicy::None, &[start.clone(), option(3, b"")]);
+        assert_eq!((kinds(&replies), progress), (vec![1 << 31 | 1, 2, 2, 1], Progress::Goes));
+        for policy in [TlsPolicy::Allowed, TlsPolicy::Required] {
+            let wrong = option(option::STARTTLS, b"x");
+            let (replies, progress) = talk_under(policy, &[wrong, start.clone()]);
+            assert_eq!((kinds(&replies), progress), (vec![1 << 31 | 3, 1], Progress::StartsTls));
+        }
+        let (replies, progress) = talk_under(TlsPolicy::Allowed, &[go(option::GO, "", &[])]);
+        assert_eq!((replies.len(), matches!(progress, Progress::Begins(_))), (3, true));
+
+        let long = option(77, &[0; 9000]);
+        let asks = [option(3, b""), option(8, b""), go(option::GO, "", &[]), long, start.clone()];
+        let (replies, progress) = talk_under(TlsPolicy::Required, &asks);
+        assert_eq!(kinds(&replies), [TLS_REQD, TLS_REQD, TLS_REQD, TLS_REQD, 1]);
+        assert!(String::from_utf8_lossy(&replies[0].1).contains("TLS is required"));
+        assert_eq!(progress, Progress::StartsTls);
+        let name = option(option::EXPORT_NAME, b"disk");
+        let (replies, progress) = talk_under(TlsPolicy::Required, &[name]);
+        assert_eq!((replies.len(), progress), (0, Progress::Broken(Refused::NoTls)));
+        let (replies, progress) = talk_under(TlsPolicy::Required, &[option(option::ABORT, b"")]);
+        assert_eq!((kinds(&replies), progress), (vec![1], Progress::Ends));
+    }
+
+    #[test]
+    fn tls_forgets_what_was_agreed_on_in_the_clear() {
+        let mut out = Vec::new();
+        let mut negotiation = Negotiation::new(TlsPolicy::Allowed, &mut out);
+        let context = context(option::SET_META_CONTEXT, "disk", &[BASE_ALLOCATION]);
+        let before = [option(8, b""), context, option(option::STARTTLS, b""), vec![7; 5]].concat();
+        let input = [vec![0, 0, 0, 3], before].concat();
+        let (taken, progress) = negotiation.handle(&exports(), &input, &mut out);
+        assert_eq!((taken, progress), (input.len() - 5, Progress::StartsTls), "5 are behind it");
+        negotiation.secured();
+        out.clear();
+        let again = [option(option::STARTTLS, b""), go(option::GO, "disk", &[])].concat();
+        let (_, progress) = negotiation.handle(&exports(), &again, &mut out);
+        assert_eq!(out[12..16], option_reply::ERR_INVALID.to_be_bytes(), "it has TLS already");
+        let agreed = Agreement { export: 0, structured: false, allocation: false };
+        assert_eq!(progress, Progress::Begins(agreed));
     }
 
     #[test]
@@ -517,7 +629,7 @@ mod tests {
         assert_eq!(replies.len(), 128 * 3);
         let (_, progress) = talk(&[option(option::EXPORT_NAME, b"no")]);
         assert_eq!(progress, Progress::Broken(Refused::Unknown));
-        let mut negotiation = Negotiation::new(&mut Vec::new());
+        let mut negotiation = Negotiation::new(TlsPolicy::None, &mut Vec::new());
         let (_, progress) = negotiation.handle(&exports(), &[0, 0, 0, 4], &mut Vec::new());
         assert_eq!(progress, Progress::Broken(Refused::Flags(4)));
     }
@@ -526,7 +638,7 @@ mod tests {
     fn the_old_way_to_begin_ends_with_zeroes_unless_told_not_to() {
         for (flags, len) in [(3, 10), (1, 134), (0, 134)] {
             let (mut out, mut greeting) = (Vec::new(), Vec::new());
-            let mut negotiation = Negotiation::new(&mut greeting);
+            let mut negotiation = Negotiation::new(TlsPolicy::None, &mut greeting);
             let mut input = vec![0, 0, 0, flags];
             input.extend(option(option::EXPORT_NAME, b"large"));
             input.extend(b"request");
@@ -543,7 +655,7 @@ mod tests {
         for (bytes, decides) in [(vec![b'x'; 20], 8), (long, OPTION_LEN)] {
             let input = [&[0, 0, 0, 3], &bytes[..], b"more"].concat();
             for piece in 1..=input.len() {
-                let mut negotiation = Negotiation::new(&mut Vec::new());
+                let mut negotiation = Negotiation::new(TlsPolicy::None, &mut Vec::new());
                 let mut sent = 0;
                 let progress = loop {
                     let now = &input[sent..input.len().min(sent + piece)];
@@ -570,7 +682,7 @@ mod tests {
             input.extend(choice.iter().flat_map(|(kind, data)| option(*kind, data)));
             let run = |sizes: &mut dyn Iterator<Item = usize>| {
                 let mut out = Vec::new();
-                let mut negotiation = Negotiation::new(&mut out);
+                let mut negotiation = Negotiation::new(TlsPolicy::None, &mut out);
                 let mut rest = &input[..];
                 loop {
                     let now = sizes.next().unwrap_or(usize::MAX).min(rest.len());

@@ -62,6 +62,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = 1 << 31 | 1;
     /// The option is malformed.
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
+    /// The client has to begin TLS before.
+    pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     /// There is no such export.
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
     /// The client has to ask for the block sizes.

@@ -1,21 +1,24 @@
 //! A connection: what it receives, which requests it has, and what it answers.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_reactor::flow::class::Traffic;
 use raceline_reactor::flow::{Departure, SocketClass};
 use raceline_reactor::io::{RecvBuffers, SocketId};
-use raceline_reactor::{Context, IoBuf, Payload, SendBatch, Token};
+use raceline_reactor::{Context, IoBuf, Payload, SendBatch, StreamProvider, Token};
 
+use super::ServerTls;
 use super::budget::{Budget, Held};
 use super::core::Devices;
 use super::listen::Place;
 use crate::protocol::wire::{REQUEST_LEN, command};
 use crate::protocol::{
-    Agreement, ExportFacts, MAX_HEADER_LEN, Negotiation, Plan, Progress, Refusal, Request, plan,
-    push_error,
+    Agreement, ExportFacts, MAX_HEADER_LEN, Negotiation, Plan, Progress, Refusal, Refused, Request,
+    TlsPolicy, plan, push_error,
 };
 
 /// Requests of a connection whose replies have not been sent: more than the queue of any client.
@@ -35,6 +38,14 @@ const DATA_TIME: Duration = Duration::from_secs(60);
 
 /// How long what has come may take when the server ends.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// What its socket is for.
+const CLASS: SocketClass = SocketClass {
+    traffic: Traffic::Responses,
+    share: SHARE_BYTES,
+    core_staging: 0,
+    departure: Departure::Copied,
+};
 
 /// A request on its way.
 #[derive(Debug)]
@@ -75,6 +86,8 @@ pub(super) struct Owed {
 
 enum Phase {
     Negotiating(Negotiation, Vec<ExportFacts>),
+    /// The answer to STARTTLS goes; then TLS begins.
+    Securing(Negotiation, Vec<ExportFacts>),
     Serving(Agreement, ExportFacts),
 }
 
@@ -92,6 +105,8 @@ pub(super) struct Connection {
     socket: SocketId,
     token: Token,
     phase: Phase,
+    /// What makes TLS, until it is there.
+    tls: Option<Arc<dyn StreamProvider>>,
     /// `None` while a receive has it.
     staging: Option<IoBuf>,
     /// What was received and not looked at.
@@ -124,24 +139,19 @@ impl Connection {
         cx: &mut Context<'_>,
         (socket, place): (SocketId, Place),
         token: Token,
-        exports: Vec<ExportFacts>,
+        (exports, tls): (Vec<ExportFacts>, Option<ServerTls>),
     ) -> Self {
-        let class = SocketClass {
-            traffic: Traffic::Responses,
-            share: SHARE_BYTES,
-            core_staging: 0,
-            departure: Departure::Copied,
-        };
-        cx.io.declare(socket, class);
+        cx.io.declare(socket, CLASS);
         let depth = usize::from(DEPTH);
         // Each reply is a header and a payload; there are at most DEPTH of them in both batches.
         let batch = || SendBatch::new(depth * MAX_HEADER_LEN, 3 * depth + 3);
         let mut greeting = Vec::new();
-        let negotiation = Negotiation::new(&mut greeting);
+        let negotiation = Negotiation::new(ServerTls::policy(tls.as_ref()), &mut greeting);
         let mut connection = Self {
             socket,
             token,
             phase: Phase::Negotiating(negotiation, exports),
+            tls: tls.map(|tls| tls.provider),
             staging: Some(take(cx, STAGING_BYTES)),
             staged: 0..0,
             incoming: None,
@@ -173,7 +183,7 @@ impl Connection {
     /// The export that it uses, and what was agreed on.
     pub(super) fn serving(&self) -> Option<(Agreement, &ExportFacts)> {
         match &self.phase {
-            Phase::Negotiating(..) => None,
+            Phase::Negotiating(..) | Phase::Securing(..) => None,
             Phase::Serving(agreed, facts) => Some((*agreed, facts)),
         }
     }
@@ -207,7 +217,10 @@ impl Connection {
         result: io::Result<usize>,
         buffers: RecvBuffers,
     ) {
-        let mut count = result.unwrap_or(0);
+        let mut count = result.unwrap_or_else(|error| {
+            tracing::debug!("an NBD connection has failed: {error}");
+            0
+        });
         if let Some((buf, range)) = buffers.payload
             && let Some(incoming) = &mut self.incoming
         {
@@ -267,8 +280,10 @@ impl Connection {
 
     /// Takes one thing from what was received; false when there is nothing more to do with it.
     fn step(&mut self, cx: &mut Context<'_>, devices: &mut Devices) -> bool {
-        if matches!(self.phase, Phase::Negotiating(..)) {
-            return self.negotiate();
+        match self.phase {
+            Phase::Negotiating(..) => return self.negotiate(),
+            Phase::Securing(..) => return false,
+            Phase::Serving(..) => {}
         }
         if self.incoming.is_some() {
             return self.fill(cx, devices);
@@ -415,6 +430,7 @@ impl Connection {
         self.staged.start += taken;
         match progress {
             Progress::Goes => {}
+            Progress::StartsTls => self.begin_securing(),
             Progress::Begins(agreed) => {
                 let facts = exports.swap_remove(agreed.export);
                 self.phase = Phase::Serving(agreed, facts);
@@ -428,6 +444,57 @@ impl Connection {
         }
         self.push_owned(&out);
         true
+    }
+
+    /// Takes the negotiation, if there is one and it is in the clear.
+    fn take_negotiation(&mut self) -> Option<(Negotiation, Vec<ExportFacts>)> {
+        let none = Phase::Negotiating(Negotiation::new(TlsPolicy::None, &mut Vec::new()), vec![]);
+        match std::mem::replace(&mut self.phase, none) {
+            Phase::Negotiating(negotiation, exports) | Phase::Securing(negotiation, exports) => {
+                Some((negotiation, exports))
+            }
+            phase @ Phase::Serving(..) => {
+                self.phase = phase;
+                None
+            }
+        }
+    }
+
+    /// Waits until the answer to STARTTLS has gone. Nothing may have come behind it.
+    fn begin_securing(&mut self) {
+        let left = self.staged.len();
+        if left > 0 {
+            let refused = Refused::PlainBehindStartTls(left);
+            tracing::debug!("an NBD connection was closed: {refused}");
+            self.ending = Ending::Drains;
+        } else if let Some((negotiation, exports)) = self.take_negotiation() {
+            self.phase = Phase::Securing(negotiation, exports);
+        }
+    }
+
+    /// Puts TLS around the socket; the negotiation goes on by it.
+    fn secure(&mut self, cx: &mut Context<'_>) {
+        let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let Some(provider) = self.tls.take() else { return self.close(cx) };
+        // Nothing is in flight: the answer has gone, and nothing was received since.
+        let Some(socket) = cx.io.release(self.socket, (nowhere, nowhere)) else {
+            tracing::warn!("an NBD connection was closed: its socket is busy where TLS begins");
+            return self.close(cx);
+        };
+        match provider.accepted(socket).and_then(|socket| cx.io.adopt(socket)) {
+            Ok(socket) => self.socket = socket,
+            Err(error) => {
+                tracing::debug!("an NBD connection was closed: TLS cannot begin: {error}");
+                // Its socket has gone with the error.
+                self.ending = Ending::Closed;
+                return;
+            }
+        }
+        cx.io.declare(self.socket, CLASS);
+        if let Some((mut negotiation, exports)) = self.take_negotiation() {
+            negotiation.secured();
+            self.phase = Phase::Negotiating(negotiation, exports);
+        }
     }
 
     /// Answers a request that was not begun.
@@ -522,6 +589,12 @@ impl Connection {
         let has_sent = self.filling.is_empty() && self.spare.is_some();
         if self.ending == Ending::Drains && self.in_flight == 0 && has_sent {
             return self.close(cx);
+        }
+        if matches!(self.phase, Phase::Securing(..)) && self.ending == Ending::Open {
+            if !has_sent {
+                return;
+            }
+            self.secure(cx);
         }
         // A client that negotiates reads what it is told before it asks more.
         let may_receive = has_sent || self.serving().is_some();

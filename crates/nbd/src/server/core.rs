@@ -9,10 +9,10 @@ use raceline_reactor::{
     Completion, Context, IoBuf, Outcome, PartPool, Service, SharedBuf, Socket, Token,
 };
 
-use super::Export;
 use super::budget::Budget;
 use super::connection::Connection;
 use super::listen::Place;
+use super::{Export, ServerTls};
 
 /// The owner of operations on sockets.
 const CONNECTIONS: u16 = 0;
@@ -86,6 +86,7 @@ struct Slot {
 /// The service.
 pub(super) struct Core {
     devices: Devices,
+    tls: Option<ServerTls>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Connections that may have something to send, or to end with.
@@ -98,7 +99,11 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(cx: &mut Context<'_>, exports: Vec<Export>) -> io::Result<Self> {
+    pub(super) fn new(
+        cx: &mut Context<'_>,
+        exports: Vec<Export>,
+        tls: Option<ServerTls>,
+    ) -> io::Result<Self> {
         let mut channels = Vec::with_capacity(exports.len());
         for (owner, export) in (1_u16..).zip(&exports) {
             channels.push(export.device.open_channel(cx, owner)?);
@@ -113,6 +118,7 @@ impl Core {
         };
         Ok(Self {
             devices,
+            tls,
             slots: Vec::new(),
             free: Vec::new(),
             touched: Vec::new(),
@@ -141,7 +147,8 @@ impl Core {
         let slot = &mut self.slots[index as usize];
         let token = Token { owner: CONNECTIONS, generation: slot.generation, index };
         let exports = self.devices.exports.iter().map(Export::facts).collect();
-        slot.connection = Some(Connection::new(cx, (socket, place), token, exports));
+        let tls = self.tls.clone();
+        slot.connection = Some(Connection::new(cx, (socket, place), token, (exports, tls)));
         self.touched.push(index);
         if !self.ticking {
             self.ticking = true;

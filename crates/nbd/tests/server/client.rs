@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use raceline_bdev::{DeviceSpec, Identity};
+use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig};
 use raceline_reactor::Backend;
 
@@ -14,6 +14,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A server with one export, `disk`, at a socket in a folder of its own.
 pub(crate) struct Bed {
     server: Option<Server>,
+    pub(crate) device: SharedBdev,
     dir: tempfile::TempDir,
 }
 
@@ -27,16 +28,25 @@ impl Bed {
         let spec = device.replace("DIR", dir.path().to_str().unwrap());
         let spec: DeviceSpec = spec.parse().unwrap();
         let device = raceline_bdev::open(&spec, &Identity::from_seed(b"test")).unwrap();
-        let export =
-            Export { name: "disk".into(), description: String::new(), device, read_only: false };
+        let export = Export {
+            name: "disk".into(),
+            description: String::new(),
+            device: device.clone(),
+            read_only: false,
+        };
         let endpoint = Endpoint::Unix(dir.path().join("nbd.sock"));
         let mut config = ServerConfig::new(vec![export], vec![endpoint]);
         change(&mut config);
-        Self { server: Some(Server::start(&config).unwrap()), dir }
+        Self { server: Some(Server::start(&config).unwrap()), device, dir }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("nbd.sock")
+    }
+
+    /// A file in its folder.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     /// A connection over which nothing was said.

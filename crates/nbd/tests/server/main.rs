@@ -4,6 +4,7 @@
 
 mod client;
 mod hostile;
+mod tls;
 
 use client::{Bed, Client};
 use raceline_nbd::Endpoint;
@@ -32,6 +33,29 @@ fn extents(data: &[u8]) -> Vec<(u32, u32)> {
     let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
     assert_eq!(number(&data[..4]), 1);
     data[4..].chunks_exact(8).map(|it| (number(&it[..4]), number(&it[4..]))).collect()
+}
+
+#[test]
+fn who_connects_again_learns_of_a_device_that_has_grown() {
+    let bed = Bed::start("file:DIR/disk,size=1M,buffered", Backend::Auto);
+    let mut before = bed.client(true);
+    before.write(0, &pattern(0, 4096));
+    let file = std::fs::File::options().write(true).open(bed.file("disk")).unwrap();
+    file.set_len(2 << 20).unwrap();
+    bed.device.rescan().unwrap();
+    let mut after = bed.client(true);
+    assert_eq!((before.bytes, after.bytes), (1 << 20, 2 << 20));
+    after.write((2 << 20) - 4096, &pattern(0, 4096));
+    // NBD tells no size later: for who is connected, the disk ends where it did.
+    assert_eq!(before.call(READ, (1 << 20, 4096), b"").error, 22);
+    assert!(before.read(0, 4096) == pattern(0, 4096));
+    // A smaller file keeps its size: what is behind its end fails, and the rest is as it was.
+    file.set_len(1 << 20).unwrap();
+    assert!(bed.device.rescan().is_err());
+    let mut last = bed.client(true);
+    assert_eq!(last.bytes, 2 << 20);
+    assert_ne!(last.call(READ, (1 << 20, 4096), b"").error, 0);
+    assert!(last.read(0, 4096) == pattern(0, 4096));
 }
 
 #[test]

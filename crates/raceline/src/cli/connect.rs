@@ -14,6 +14,10 @@ use super::values::{self, CoreList, IoChoice, ModeChoice};
 /// What stands for the NQN where a device of this machine is named instead.
 const NO_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
+/// The files of a folder of certificates: of the server, its key, and of the authority of the clients.
+pub(crate) const SERVER_CERTIFICATES: [&str; 3] =
+    ["server-cert.pem", "server-key.pem", "ca-cert.pem"];
+
 /// How programs of this machine get at the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum DiskKind {
@@ -35,11 +39,12 @@ With --as ublk the disk is a block device, which outlives a process that is kill
 command line goes on with it.
 
 With --as nbd and without --socket and --listen, the disk is at a socket that only this user can use. Whoever can \
-connect to a TCP address can read and write the disk: NBD has no passwords here.
+connect to a TCP address can read and write the disk, unless TLS asks clients for a key or a certificate.
 
 Examples:
   raceline connect --as nbd -a 192.0.2.1 -n NQN
   raceline connect --as nbd --bdev /srv/disk.img --listen 10809
+  raceline connect --as nbd --bdev /srv/disk.img --listen 0.0.0.0:10809 --nbd-tls-psk keys.psk
   raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline/vm1.sock
   raceline connect --as ublk -a 192.0.2.1 -n NQN
   qemu-img info nbd+unix:///?socket=/run/raceline/disk-NQN-1.sock")]
@@ -71,6 +76,9 @@ pub(crate) struct DiskArgs {
     /// TCP address to listen on, [ADDR:]PORT with 127.0.0.1 if none is named; port 0 takes any free port
     #[arg(long, value_name = "ADDR", value_parser = listen, help_heading = "Disk")]
     pub(crate) listen: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) tls: DiskTlsArgs,
 
     /// Let --listen be an address that other machines can reach
     #[arg(long, requires = "listen", help_heading = "Disk")]
@@ -120,6 +128,43 @@ pub(crate) struct DiskArgs {
     /// How to do I/O
     #[arg(long, value_enum, value_name = "HOW", default_value_t, help_heading = "Disk")]
     pub(crate) io: IoChoice,
+}
+
+/// TLS of an NBD disk.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct DiskTlsArgs {
+    /// Serve by TLS those who know a key of this file: lines USER:KEY, as psktool writes them (nbd)
+    #[arg(long = "nbd-tls-psk", id = "nbd_tls_psk", value_name = "FILE", help_heading = "Disk")]
+    #[arg(conflicts_with = "nbd_tls_certificates")]
+    pub(crate) psk: Option<PathBuf>,
+
+    /// Serve by TLS with server-cert.pem and server-key.pem of this folder; clients need a certificate of its
+    /// ca-cert.pem (nbd)
+    #[arg(long = "nbd-tls-certificates", id = "nbd_tls_certificates", value_name = "DIR")]
+    #[arg(help_heading = "Disk")]
+    pub(crate) certificates: Option<PathBuf>,
+
+    /// Clients need no certificate
+    #[arg(long = "nbd-tls-any-client", id = "nbd_tls_any_client", help_heading = "Disk")]
+    #[arg(requires = "nbd_tls_certificates", conflicts_with = "nbd_tls_psk")]
+    pub(crate) any_client: bool,
+
+    /// Serve clients that do not begin TLS, too
+    #[arg(long = "nbd-tls-optional", id = "nbd_tls_optional", help_heading = "Disk")]
+    pub(crate) optional: bool,
+}
+
+impl DiskTlsArgs {
+    /// Whether any of it was given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.psk.is_some() || self.certificates.is_some() || self.optional
+    }
+
+    /// Whether only those are served who have proved something.
+    pub(crate) fn admits_only_known(&self) -> bool {
+        let proves = self.psk.is_some() || (self.certificates.is_some() && !self.any_client);
+        proves && !self.optional
+    }
 }
 
 /// The arguments of a subsystem, for which `--bdev` can stand.
@@ -207,6 +252,21 @@ mod tests {
             Verb::Connect(args) => Ok(*args),
             verb => panic!("{verb:?}"),
         }
+    }
+
+    #[test]
+    fn a_disk_by_tls_admits_those_who_prove_something() {
+        let line = "--as nbd --bdev ram:1M --nbd-tls-certificates d";
+        for (more, only_known) in
+            [("", true), (" --nbd-tls-any-client", false), (" --nbd-tls-optional", false)]
+        {
+            let tls = parse(&format!("{line}{more}")).unwrap().tls;
+            assert_eq!((tls.is_given(), tls.admits_only_known()), (true, only_known), "{more}");
+        }
+        assert!(parse("--as nbd --bdev ram:1M --nbd-tls-psk f").unwrap().tls.admits_only_known());
+        assert!(!parse("--as nbd --bdev ram:1M").unwrap().tls.is_given());
+        parse(&format!("{line} --nbd-tls-psk f")).unwrap_err();
+        parse("--as nbd --bdev ram:1M --nbd-tls-psk f --nbd-tls-any-client").unwrap_err();
     }
 
     #[test]

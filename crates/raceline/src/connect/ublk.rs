@@ -14,6 +14,7 @@ use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
+use crate::sizes::Sizes;
 
 /// What has to be so before the device is opened.
 pub(super) fn prepare(args: &DiskArgs) -> Result<(), Failure> {
@@ -65,14 +66,15 @@ pub(super) fn serve(
         recovered: Some(disk.is_recovered()),
         pid: std::process::id(),
     };
-    let ended = print(&ready).and_then(|()| wait(&mut disk, interrupt));
+    let ended = print(&ready).and_then(|()| wait(device, &mut disk, interrupt));
     let stopped = disk.stop().map_err(|error| failure(&error));
     drop(noted);
     ended.and(stopped)
 }
 
 /// Waits for a signal that requests the end, and follows the size of the device.
-fn wait(disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
+fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut sizes = Sizes::follow([Arc::clone(device)]);
     let place = disk.path();
     while interrupt.wait(HEALTH_INTERVAL).is_none() {
         if !disk.is_running() {
@@ -80,6 +82,7 @@ fn wait(disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
                 "{place} has ended, or was removed by another program; the log may say why"
             )));
         }
+        sizes.look();
         match disk.follow_size() {
             Ok(None) => {}
             Ok(Some(bytes)) => tracing::info!("{place} has {bytes} bytes now"),

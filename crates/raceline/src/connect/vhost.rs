@@ -8,6 +8,7 @@ use super::{HEALTH_INTERVAL, Ready, default_socket, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
+use crate::sizes::Sizes;
 
 /// Letters of a serial number.
 const SERIAL_LEN: usize = 20;
@@ -52,17 +53,13 @@ pub(super) fn serve(
 
 /// Waits for a signal that requests the end, and looks whether the device has another size.
 fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut refused = false;
+    let mut sizes = Sizes::follow([device.clone()]);
     while interrupt.wait(HEALTH_INTERVAL).is_none() {
         if !server.is_running() {
             let text = "a core of the vhost-user server has ended; the log says why";
             return Err(Failure::runtime(text));
         }
-        if let Err(error) = device.rescan()
-            && !std::mem::replace(&mut refused, true)
-        {
-            tracing::warn!("the size of the disk stays as it was: {error}");
-        }
+        sizes.look();
         server.refresh();
     }
     Ok(())

@@ -211,7 +211,7 @@ const REFUSED: [&str; 5] = [
     "bdev config[2] construct_lvol_store (now bdev_lvol_create_lvstore) belongs to SPDK's logical volumes (bdev_lvol)",
     "nbd config[0] nbd_start_disk belongs to SPDK's network block devices (NBD) (nbd)",
     "vfio_user_target config[1] vfu_virtio_create_blk_endpoint belongs to SPDK's vfio-user target (vfu_tgt)",
-    "vhost_blk config[0] vhost_create_blk_controller belongs to SPDK's vhost target (vhost)",
+    "vhost_scsi config[0] vhost_create_scsi_controller belongs to SPDK's SCSI controllers of the vhost target (vhost)",
 ];
 
 #[test]
@@ -220,7 +220,7 @@ fn what_makes_something_that_is_not_here_is_refused_all_at_once() {
     let (file, state) = (input("creates-absent.json"), place.path("state"));
     let output = Served::fail(&place.socket, &["-c", &file, "--state-dir", &state]);
     assert_eq!(output.code, Some(1), "{}", output.stderr);
-    for part in REFUSED.iter().chain(&["nothing was made", "ublk config[0] ublk_create_target"]) {
+    for part in REFUSED.iter().chain(&["nothing was made"]) {
         assert!(output.stderr.contains(part), "{part}: {}", output.stderr);
     }
     assert!(!output.stderr.contains("vfio_user_target config[0]"), "a setting: {}", output.stderr);

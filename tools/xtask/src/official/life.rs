@@ -39,7 +39,7 @@ pub(super) fn run<'a>(
         Ok(life) => life,
         Err(error) => return checks.not_ok(&name("begin"), &format!("{error:#}")),
     };
-    let parts: [Part<'a>; 17] = [
+    let parts: [Part<'a>; 18] = [
         ("start", &[], Life::start),
         ("bdevs", &["bdev_aio_create", "bdev_split_create"], Life::bdevs),
         ("export", &[], Life::export),
@@ -53,6 +53,7 @@ pub(super) fn run<'a>(
         ("multicast-dns", &["bdev_nvme_start_mdns_discovery"], Life::multicast_dns),
         ("injected-errors", &["bdev_nvme_add_error_injection"], Life::injected_errors),
         ("iscsi", &["iscsi_create_target_node"], Life::iscsi),
+        ("disks", &["vhost_create_blk_controller"], Life::disks),
         ("errors", &[], Life::errors),
         ("script-and-batch", &[], Life::scripts),
         ("save-and-load", &["framework_get_config"], Life::save_and_load),
@@ -92,6 +93,11 @@ impl<'a> Life<'a> {
 
     pub(super) fn client(&self) -> Client<'_> {
         Client { program: self.program, socket: &self.daemon.socket }
+    }
+
+    /// The version of the client.
+    pub(super) fn version(&self) -> &str {
+        self.release.version
     }
 
     fn has(&self, method: &str) -> bool {

@@ -62,14 +62,14 @@ fn what_cannot_be_loaded_is_named() {
     let peer = daemon();
     let config = json!({"subsystems": [{"subsystem": "x", "config": [
         {"method": "early"}, {"method": "unknown"}, {"method": "late", "params": [1]},
-        {"method": "vhost_create_blk_controller"},
+        {"method": "vhost_create_scsi_controller"},
     ]}]});
     let error = load(&mut peer.connect(), &sections(&config)).unwrap_err().to_string();
     for part in [
         "nothing was made",
         "x config[1] unknown: this daemon has no such method",
         "x config[2] late: the configuration has parameters that are no object",
-        "x config[3] vhost_create_blk_controller belongs to SPDK's vhost target (vhost), which this daemon does not have",
+        "x config[3] vhost_create_scsi_controller belongs to SPDK's SCSI controllers of the vhost target (vhost), which this daemon does not have",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
