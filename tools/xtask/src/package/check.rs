@@ -223,7 +223,9 @@ fn rpm(made: &Packages, root: &Path) -> Result<()> {
         ensure!(whole.contains(digest), "no `{digest}`:\n{whole}");
     }
     let list = rpm(&["--query", "--list", "--package", &package])?.stdout;
-    for file in ["/usr/bin/raceline", "/usr/lib/systemd/system/raceline.socket", "/etc/raceline/disks"] {
+    for file in
+        ["/usr/bin/raceline", "/usr/lib/systemd/system/raceline.socket", "/etc/raceline/disks"]
+    {
         ensure!(list.lines().any(|line| line == file), "no {file} in the package:\n{list}");
     }
     let kept = rpm(&["--query", "--configfiles", "--package", &package])?.stdout;

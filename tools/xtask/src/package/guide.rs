@@ -36,8 +36,9 @@ cp /new.deb raceline_NEW_amd64.deb
 FIRST=$(systemctl show --property MainPID --value raceline)
 raceline perf -a 192.0.2.1 -n nqn.2026-01.com.example:disks --hostnqn HOST --rw randrw --verify --bs 4k --iodepth 4 \
 --ramp_time 0 --runtime 3600 > /perf.log 2>&1 & PERF=$!
-for turn in $(seq 300); do raceline rpc nvmf_subsystem_get_controllers '{\"nqn\":\"nqn.2026-01.com.example:disks\"}' \
-| grep -q com.example:host && break; sleep 0.1; done
+CONTROLLERS='raceline rpc nvmf_subsystem_get_controllers nqn.2026-01.com.example:disks'
+for turn in $(seq 300); do $CONTROLLERS | grep -q com.example:host && break; sleep 0.1; done
+$CONTROLLERS | grep com.example:host
 ";
 /// After it: the new program serves, and the host has not noticed.
 const AFTER_UPGRADE: &str = "\
@@ -81,7 +82,7 @@ raceline bdev ls | grep disk0
 /// After the last command: what may be left is the state.
 const AFTER: &str = "\
 LEFT=$(find / -xdev '(' -path /proc -o -path /sys -o -path /root -o -path /kept -o -path '/var/lib/raceline*' -o \
--path '/var/lib/dpkg*' -o -path '/var/log*' -o -path /etc/systemd/system/raceline.service.d -o -path /etc/raceline/disks ')' \
+-path '/var/lib/dpkg*' -o -path '/var/log*' -o -path /etc/systemd/system/raceline.service.d -o -path /etc/raceline -o -path /raceline.rpm ')' \
 -prune -o -name '*raceline*' -print)
 test -z \"$LEFT\" || { echo \"left behind: $LEFT\"; exit 1; }
 test -e /var/lib/raceline/lock
@@ -110,7 +111,8 @@ pub(super) fn script(guide: &str) -> Result<String> {
         if LEFT_OUT.iter().any(|beginning| command.starts_with(beginning)) {
             continue;
         }
-        let command = INSTEAD.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
+        let command =
+            INSTEAD.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
         writeln!(script, "echo '+ {}'\n{command}", command.replace('\'', "'\\''"))?;
         commands += 1;
     }
@@ -127,9 +129,14 @@ mod tests {
     #[test]
     fn commands_are_taken_in_their_order_as_they_are_written() {
         let commands: String = (0..21).map(|n| format!("    echo {n} '/dev/nvme0n1'\n")).collect();
-        let guide = format!("# Guide\n\n## Install it\n\n{commands}\n    podman run x\n\n## Upgrade it\n\ntext\n\n## Remove it\n");
+        let guide = format!(
+            "# Guide\n\n## Install it\n\n{commands}\n    podman run x\n\n## Upgrade it\n\ntext\n\n## Remove it\n"
+        );
         let script = script(&guide).unwrap();
-        assert!(script.contains("echo '+ echo 7 '\\''/srv/nvme0n1'\\'''\necho 7 '/srv/nvme0n1'\n"), "{script}");
+        assert!(
+            script.contains("echo '+ echo 7 '\\''/srv/nvme0n1'\\'''\necho 7 '/srv/nvme0n1'\n"),
+            "{script}"
+        );
         assert!(!script.contains("podman"));
         let place = |text: &str| script.find(text).unwrap();
         assert!(place("echo 20") < place("--verify") && place("--verify") < place("kill -INT"));

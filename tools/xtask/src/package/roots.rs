@@ -17,7 +17,8 @@ const SUITES: [&str; 2] = ["bookworm", "trixie"];
 /// Where Debian is.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What the roots have besides the smallest system: its systemd, and programs that judge.
-const INCLUDE: &str = "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdfuse,fuse2fs,rpm";
+const INCLUDE: &str =
+    "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdfuse,fuse2fs,rpm";
 /// Time to make a root, or to go through a script in it, in seconds.
 const ROOT_LIMIT_S: u64 = 600;
 /// The version of the package that the guide installs first.
@@ -84,11 +85,11 @@ const FIRST_USE: &str = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
 ip link set lo up; export DEBIAN_FRONTEND=noninteractive; mkdir -p /mnt/disk /mnt/files; cp /new.deb /root/raceline_0.deb; cd /root
 waits() { for turn in $(seq 600); do grep -q \"$2\" \"$1\" && return; sleep 0.1; done; cat \"$1\"; false; }
 apt install -y ./raceline_*.deb
-raceline export ram:256M --nqn nqn.2026-01.com.example:first > /export.log 2>&1 & EXPORT=$!
+raceline export ram:256M,bs=512 --nqn nqn.2026-01.com.example:first > /export.log 2>&1 & EXPORT=$!
 waits /export.log '\"ready\":true'
 raceline connect --as nbd -a 127.0.0.1 -n nqn.2026-01.com.example:first --listen 10809 > /connect.log 2>&1 & CONNECT=$!
 waits /connect.log '\"ready\":true'
-nbdfuse /mnt/disk nbd://127.0.0.1:10809 & NBDFUSE=$!
+nbdfuse /mnt/disk nbd://127.0.0.1:10809 2> /nbdfuse.log & NBDFUSE=$!
 for turn in $(seq 600); do test -e /mnt/disk/nbd && break; sleep 0.1; done
 mkfs.ext4 -q -F /mnt/disk/nbd
 fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files
@@ -97,7 +98,7 @@ diff -r /usr/share/doc /mnt/files/doc
 umount /mnt/files; umount /mnt/disk; wait $NBDFUSE
 kill $CONNECT; wait $CONNECT || test $? = 143
 kill $EXPORT; wait $EXPORT || test $? = 143
-if grep -i error /export.log /connect.log; then exit 1; fi
+if grep -i -E 'error|unaligned' /export.log /connect.log /nbdfuse.log; then exit 1; fi
 apt purge -y raceline
 test ! -e /usr/bin/raceline; test ! -e /etc/default/raceline
 echo the-first-use-is-done
@@ -108,7 +109,10 @@ fn first_use(made: &Packages, root: &Path) -> Result<()> {
     let started = Instant::now();
     booted(root, "first-use", FIRST_USE, "the-first-use-is-done")?;
     let took = started.elapsed();
-    println!("# from the package to a verified file system in {:.1} s, with the start of the system", took.as_secs_f64());
+    println!(
+        "# from the package to a verified file system in {:.1} s, with the start of the system",
+        took.as_secs_f64()
+    );
     ensure!(took <= FIRST_USE_LIMIT, "that took {took:?}");
     Ok(())
 }
@@ -150,7 +154,8 @@ fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<()> {
         std::os::unix::fs::symlink("/etc/systemd/system/check.service", &link)?;
     }
     let root_text = root.to_string_lossy().into_owned();
-    let args = ["--register=no", "--keep-unit", "--boot", "--private-network", "--bind=/dev/fuse", "-D"];
+    let args =
+        ["--register=no", "--keep-unit", "--boot", "--private-network", "--bind=/dev/fuse", "-D"];
     let words = args.into_iter().chain([root_text.as_str()]);
     let ended = Task::new("systemd-nspawn").args(words).limit(ROOT_LIMIT_S).run()?;
     let said = std::fs::read_to_string(&log).with_context(|| {

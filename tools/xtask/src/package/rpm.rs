@@ -358,8 +358,7 @@ mod tests {
 
     #[test]
     fn values_are_aligned_and_the_region_frames_them() {
-        let mut values =
-            [(1002, Value::Long(vec![7])), (1000, Value::Text("a".to_owned()))];
+        let mut values = [(1002, Value::Long(vec![7])), (1000, Value::Text("a".to_owned()))];
         let bytes = header(HEADER_REGION, &mut values).unwrap();
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((word(8), word(12)), (3, 24));
@@ -373,9 +372,17 @@ mod tests {
 
     #[test]
     fn folders_of_our_own_are_in_the_package_once() {
-        let files = [Entry::file("usr/share/raceline/a/b", 0o644, "x"), Entry::file("usr/bin/raceline", 0o755, "x")];
+        let files = [
+            Entry::file("usr/share/raceline/a/b", 0o644, "x"),
+            Entry::file("usr/bin/raceline", 0o755, "x"),
+        ];
         let paths: Vec<String> = moved(&files).into_iter().map(|entry| entry.path).collect();
-        let expected = ["usr/bin/raceline", "usr/share/raceline/", "usr/share/raceline/a/", "usr/share/raceline/a/b"];
+        let expected = [
+            "usr/bin/raceline",
+            "usr/share/raceline/",
+            "usr/share/raceline/a/",
+            "usr/share/raceline/a/b",
+        ];
         assert_eq!(paths, expected);
     }
 }

@@ -98,8 +98,7 @@ impl Rules {
             versions.entry(&one.name).or_default().insert(&one.version);
         }
         versions.retain(|_, versions| versions.len() > 1);
-        let skips: BTreeSet<&str> =
-            self.bans.skip.iter().map(|skip| skip.name.as_str()).collect();
+        let skips: BTreeSet<&str> = self.bans.skip.iter().map(|skip| skip.name.as_str()).collect();
         let is_skipped =
             |name: &str, version: &&str| skips.contains(format!("{name}@{version}").as_str());
         let several = versions.iter().filter_map(|(name, all)| {
@@ -113,7 +112,9 @@ impl Rules {
             })
         };
         let needless = skips.iter().filter(|skip| !needed(skip));
-        several.chain(needless.map(|skip| format!("{FILE} skips {skip}, which is no duplicate"))).collect()
+        several
+            .chain(needless.map(|skip| format!("{FILE} skips {skip}, which is no duplicate")))
+            .collect()
     }
 }
 
@@ -188,9 +189,9 @@ fn database() -> PathBuf {
     if let Some(named) = std::env::var_os(DATABASE_VARIABLE) {
         return named.into();
     }
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).unwrap_or_else(|| {
-        Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cargo")
-    });
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cargo"));
     home.join("advisory-db")
 }
 
@@ -222,7 +223,9 @@ struct Versions {
 fn advisories(database: &Path, rules: &Rules, crates: &[Crate]) -> Result<()> {
     let (mut found, mut seen) = (Vec::new(), 0);
     for one in crates.iter().filter(|one| one.source.is_some()) {
-        let Ok(folder) = std::fs::read_dir(database.join("crates").join(&one.name)) else { continue };
+        let Ok(folder) = std::fs::read_dir(database.join("crates").join(&one.name)) else {
+            continue;
+        };
         for file in folder {
             let path = file?.path();
             let text = std::fs::read_to_string(&path)?;

@@ -91,8 +91,7 @@ impl Supply {
 
     /// Every crate must be under a licence that the rules allow, and from where they allow.
     pub(super) fn check(&self, rules: &Rules) -> Result<()> {
-        let wrong: Vec<String> =
-            self.crates.iter().filter_map(|one| rules.problem(one)).collect();
+        let wrong: Vec<String> = self.crates.iter().filter_map(|one| rules.problem(one)).collect();
         ensure!(wrong.is_empty(), "crates that may not be in the program: {}", wrong.join("; "));
         ensure!(self.crates.len() > 50, "only {} crates were found", self.crates.len());
         Ok(())
