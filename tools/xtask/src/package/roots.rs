@@ -18,7 +18,7 @@ const SUITES: [&str; 2] = ["bookworm", "trixie"];
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What the roots have besides the smallest system: its systemd, and programs that judge.
 const INCLUDE: &str =
-    "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdfuse,fuse2fs,rpm";
+    "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdfuse,nbdkit,fuse2fs,rpm";
 /// Time to make a root, or to go through a script in it, in seconds.
 const ROOT_LIMIT_S: u64 = 600;
 /// The version of the package that the guide installs first.
@@ -80,7 +80,7 @@ fn debootstrap(suite: &str, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// From the package to a file system in eight commands.
+/// From the package to a file system in eight commands. fuse2fs writes parts of blocks, which nbdkit makes whole.
 const FIRST_USE: &str = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
 ip link set lo up; export DEBIAN_FRONTEND=noninteractive; mkdir -p /mnt/disk /mnt/files; cp /new.deb /root/raceline_0.deb; cd /root
 waits() { for turn in $(seq 600); do grep -q \"$2\" \"$1\" && return; sleep 0.1; done; cat \"$1\"; false; }
@@ -89,13 +89,15 @@ raceline export ram:256M,bs=512 --nqn nqn.2026-01.com.example:first > /export.lo
 waits /export.log '\"ready\":true'
 raceline connect --as nbd -a 127.0.0.1 -n nqn.2026-01.com.example:first --listen 10809 > /connect.log 2>&1 & CONNECT=$!
 waits /connect.log '\"ready\":true'
-nbdfuse /mnt/disk nbd://127.0.0.1:10809 2> /nbdfuse.log & NBDFUSE=$!
+nbdfuse /mnt/disk --command nbdkit -s --exit-with-parent --filter=blocksize nbd uri=nbd://127.0.0.1:10809 minblock=512 2> /nbdfuse.log & NBDFUSE=$!
 for turn in $(seq 600); do test -e /mnt/disk/nbd && break; sleep 0.1; done
 mkfs.ext4 -q -F /mnt/disk/nbd
 fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files
 cp -r /usr/share/doc /mnt/files/
 diff -r /usr/share/doc /mnt/files/doc
-umount /mnt/files; umount /mnt/disk; wait $NBDFUSE
+umount /mnt/files
+for turn in $(seq 300); do umount /mnt/disk && break; sleep 0.1; done
+wait $NBDFUSE
 kill $CONNECT; wait $CONNECT || test $? = 143
 kill $EXPORT; wait $EXPORT || test $? = 143
 if grep -i -E 'error|unaligned' /export.log /connect.log /nbdfuse.log; then exit 1; fi
