@@ -12,13 +12,16 @@ use crate::raceline::Tree;
 use crate::setup;
 use crate::step::{Checks, Outcome};
 
-/// The releases of Debian.
-const SUITES: [&str; 2] = ["bookworm", "trixie"];
+/// The releases of Debian, and the package that has nbdfuse there.
+const SUITES: [(&str, &str); 2] = [("bookworm", "nbdfuse"), ("trixie", "libnbd-bin")];
 /// Where Debian is.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What the roots have besides the smallest system: its systemd, and programs that judge.
 const INCLUDE: &str =
-    "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdfuse,nbdkit,fuse2fs,rpm";
+    "systemd systemd-sysv dbus libgcc-s1 iproute2 e2fsprogs libnbd-bin nbdkit fuse3 fuse2fs rpm";
+/// What a systemd is told on a machine whose control groups are of version 1.
+const LEGACY: [&str; 2] =
+    ["systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"];
 /// Time to make a root, or to go through a script in it, in seconds.
 const ROOT_LIMIT_S: u64 = 600;
 /// The version of the package that the guide installs first.
@@ -41,9 +44,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let text = std::fs::read_to_string(tree.root.join("docs/OPERATORS.md"))?;
     let guide = guide::script(&text)?;
     let mut checks = Checks::default();
-    for suite in SUITES {
+    for (suite, nbdfuse) in SUITES {
         let root = scratch.join(suite);
-        checks.run(&format!("{suite}-root"), || debootstrap(suite, &root));
+        checks.run(&format!("{suite}-root"), || debootstrap(suite, nbdfuse, &root));
         if !root.join("usr/bin/systemctl").exists() {
             continue;
         }
@@ -67,11 +70,18 @@ fn older(tree: &Tree, made: &Path) -> Result<Vec<u8>> {
     deb::package(OLD_VERSION, &files, source_date(&tree.root)?)
 }
 
-fn debootstrap(suite: &str, root: &Path) -> Result<()> {
+fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
     let root_text = root.to_string_lossy().into_owned();
-    let include = format!("--include={INCLUDE}");
     Task::new("debootstrap")
-        .args(["--variant=minbase", &include, suite, &root_text, MIRROR])
+        .args(["--variant=minbase", suite, &root_text, MIRROR])
+        .limit(ROOT_LIMIT_S)
+        .check()?;
+    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))?;
+    let install = format!("apt-get install -y --no-install-recommends {INCLUDE} {nbdfuse}");
+    Task::new("chroot")
+        .args([root_text.as_str(), "/bin/sh", "-c", &install])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .limit(ROOT_LIMIT_S)
         .check()?;
     // The console of a root that boots is nobody's.
@@ -93,8 +103,8 @@ nbdfuse /mnt/disk --command nbdkit -s --exit-with-parent --filter=blocksize nbd 
 for turn in $(seq 600); do test -e /mnt/disk/nbd && break; sleep 0.1; done
 mkfs.ext4 -q -F /mnt/disk/nbd
 fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files
-cp -r /usr/share/doc /mnt/files/
-diff -r /usr/share/doc /mnt/files/doc
+cp -r /usr/share/doc/raceline /mnt/files/
+diff -r /usr/share/doc/raceline /mnt/files/raceline
 umount /mnt/files
 for turn in $(seq 300); do umount /mnt/disk && break; sleep 0.1; done
 wait $NBDFUSE
@@ -158,7 +168,10 @@ fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<()> {
     let root_text = root.to_string_lossy().into_owned();
     let args =
         ["--register=no", "--keep-unit", "--boot", "--private-network", "--bind=/dev/fuse", "-D"];
-    let words = args.into_iter().chain([root_text.as_str()]);
+    // A machine with control groups of version 1: new systemds have to be told.
+    let is_legacy = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let more = if is_legacy { &LEGACY[..] } else { &[] };
+    let words = args.into_iter().chain([root_text.as_str()]).chain(more.iter().copied());
     let ended = Task::new("systemd-nspawn").args(words).limit(ROOT_LIMIT_S).run()?;
     let said = std::fs::read_to_string(&log).with_context(|| {
         format!("the root's system does not start ({}): {}", ended.why(), ended.tail(10))
