@@ -257,6 +257,7 @@ impl Daemon {
 /// The part of the settings that is the manager's.
 fn manager_config(config: &mut DaemonConfig) -> ManagerConfig {
     ManagerConfig {
+        starts_by_itself: !config.wait_for_rpc,
         cores: std::mem::take(&mut config.cores),
         identity: Identity::of_this_machine(),
         logging: std::mem::take(&mut config.logging),

@@ -71,6 +71,8 @@ use crate::logging::Logging;
 
 /// The parameters of a manager.
 pub struct ManagerConfig {
+    /// The start needs no client: one that comes before its end by a socket of the service manager waits for it.
+    pub starts_by_itself: bool,
     /// The CPUs of the target's cores; empty: one core that is not pinned.
     pub cores: Vec<usize>,
     /// Source of identities when none is given.
@@ -110,6 +112,7 @@ pub struct ManagerConfig {
 impl Default for ManagerConfig {
     fn default() -> Self {
         Self {
+            starts_by_itself: false,
             cores: Vec::new(),
             identity: Identity::of_this_machine(),
             drives: Drives::default(),

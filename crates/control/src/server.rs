@@ -7,6 +7,7 @@ mod connection;
 mod socket;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,9 +18,11 @@ use raceline_reactor::inheritance::{self, Offer};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::manager::Manager;
+use crate::manager::{Manager, Phase};
 use crate::method::Registry;
 use crate::role::Roles;
+
+use socket::Listening;
 
 pub use socket::ListenError;
 
@@ -31,6 +34,9 @@ const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How often it checks whether there are any.
 const LAST_ANSWERS_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How often it checks whether the daemon has started.
+const START_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What a server needs.
 pub struct ServerConfig {
@@ -59,9 +65,16 @@ pub fn socket_directory(path: &Path) -> Result<PathBuf, ListenError> {
     Ok(socket::directory(path).to_owned())
 }
 
+/// Has the server of a path use this socket, which the service manager has made.
+pub fn bring_socket(path: &Path, socket: OwnedFd) {
+    inheritance::bring(socket::handed_name(path, true), socket);
+}
+
 /// A running server. It ends when dropped.
 pub struct Server {
     path: PathBuf,
+    /// The service manager goes on to listen.
+    is_managed: bool,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _lock: socket::Lock,
@@ -77,8 +90,9 @@ impl Server {
     pub fn start(config: ServerConfig, manager: Arc<Manager>) -> Result<Self, ListenError> {
         manager.share();
         let lock = socket::Lock::take(&config.path)?;
-        let listener = socket::listen(&config.path)?;
-        let offer = inheritance::offer(socket::handed_name(&config.path), &listener);
+        let Listening { socket: listener, is_managed } = socket::listen(&config.path)?;
+        let name = socket::handed_name(&config.path, is_managed);
+        let offer = inheritance::offer(name, &listener);
         let failed = |error| ListenError::Io { path: config.path.clone(), error };
         // One thread per connection at most: a connection makes one call at a time.
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -94,7 +108,14 @@ impl Server {
             runtime.block_on(async move {
                 match UnixListener::from_std(listener) {
                     Ok(listener) => {
-                        tokio::spawn(accept(listener, Arc::clone(&shared)));
+                        let clients = Arc::clone(&shared);
+                        tokio::spawn(async move {
+                            // A client whose connection has had this daemon started expects answers, not that it starts.
+                            if is_managed {
+                                started(&clients.manager).await;
+                            }
+                            accept(listener, clients).await;
+                        });
                         // Its sender is used or dropped: either is the end.
                         let _ = ended.await;
                         last_answers(&shared).await;
@@ -108,6 +129,7 @@ impl Server {
         let thread = thread.map_err(failed)?;
         Ok(Self {
             path: config.path,
+            is_managed,
             end: Some(end),
             thread: Some(thread),
             _lock: lock,
@@ -124,14 +146,24 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Removed first, so that no client connects to a socket without answers; the lock is still held.
-        let _ = std::fs::remove_file(&self.path);
+        // Removed first, so that no client connects to a socket without answers; the lock is still held. Clients of a socket
+        // that is the service manager's have it start the daemon anew.
+        if !self.is_managed {
+            let _ = std::fs::remove_file(&self.path);
+        }
         if let Some(end) = self.end.take() {
             let _ = end.send(());
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// Waits until a daemon that starts without a client has started.
+async fn started(manager: &Manager) {
+    while manager.config().starts_by_itself && manager.phase() != Phase::Runtime {
+        tokio::time::sleep(START_INTERVAL).await;
     }
 }
 

@@ -15,6 +15,7 @@ mod server;
 mod token;
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use raceline_reactor::inheritance::{self, Offer};
@@ -75,20 +76,28 @@ pub struct Listener {
     offer: Option<Offer>,
 }
 
+/// Has the listener of an address use this socket, which the service manager has made.
+pub fn bring_socket(address: SocketAddr, socket: OwnedFd) {
+    inheritance::bring(handed_name(address), socket);
+}
+
+fn handed_name(address: SocketAddr) -> String {
+    format!("the HTTP listener at {address}")
+}
+
 impl Listener {
     /// Listens; port 0 lets the kernel choose one.
     ///
     /// # Errors
     /// When the address cannot be had.
     pub fn bind(address: SocketAddr, parts: Parts) -> std::io::Result<Self> {
-        let name = |address| format!("the HTTP listener at {address}");
-        let socket = match inheritance::take(&name(address)) {
+        let socket = match inheritance::take(&handed_name(address)) {
             Some(handed) => TcpListener::from(handed),
             None => TcpListener::bind(address)?,
         };
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
-        let offer = inheritance::offer(name(address), &socket);
+        let offer = inheritance::offer(handed_name(address), &socket);
         Ok(Self { socket, address, parts, offer })
     }
 

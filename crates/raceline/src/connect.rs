@@ -13,6 +13,7 @@ use raceline_bdev::{Identity, SharedBdev};
 use raceline_host::RemoteNamespace;
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
+use sd_notify::NotifyState;
 use serde::Serialize;
 
 use self::registry::{Entry, Noted, Registry};
@@ -21,7 +22,7 @@ use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
-use crate::{initiator, limits, remote, shell};
+use crate::{initiator, limits, remote, serve, shell};
 
 /// How often it looks whether its cores run.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -210,7 +211,9 @@ fn note(args: &DiskArgs, registry: &Registry, kind: &str, places: Vec<String>) -
 
 fn print(ready: &Ready<'_>) -> Result<(), Failure> {
     let line = serde_json::to_string(ready).map_err(Failure::runtime)?;
-    shell::print(format!("{line}\n").as_bytes())
+    shell::print(format!("{line}\n").as_bytes())?;
+    serve::tell(&[NotifyState::Ready]);
+    Ok(())
 }
 
 /// Waits for a signal that requests the end. Clients that connect learn the size that the device has then; NBD has no

@@ -1,6 +1,7 @@
 //! The `raceline` program: NVMe over TCP in user space.
 
 mod accel;
+mod activation;
 mod admission;
 mod adq;
 mod bench;

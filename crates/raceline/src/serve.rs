@@ -19,7 +19,7 @@ use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::watch::{Core, Watch};
-use crate::{limits, log, sandbox, shell, successor};
+use crate::{activation, limits, log, sandbox, shell, successor};
 
 /// How often it checks that the daemon is healthy, and tells systemd.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -63,6 +63,7 @@ fn serve(
     events: Arc<EventJournal>,
 ) -> Result<(), Failure> {
     limits::raise_file_descriptors();
+    activation::take_sockets(args)?;
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;
     let predecessor =
@@ -196,7 +197,7 @@ fn turns(daemon: &Daemon) -> Vec<Core> {
 }
 
 /// Notifies systemd; without systemd this does nothing.
-fn tell(states: &[NotifyState<'_>]) {
+pub(crate) fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify systemd: {error}");
     }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "serve/activation.rs"]
+mod activation;
 mod support;
 #[path = "serve/watch.rs"]
 mod watch;

@@ -14,6 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Whether this process shares what it was handed with its predecessor.
 static SHARING: AtomicBool = AtomicBool::new(false);
+/// Whether anything was handed to this process at all.
+static ANY: AtomicBool = AtomicBool::new(false);
 /// Whether memory of devices can be handed over.
 static MEMORY: AtomicBool = AtomicBool::new(false);
 /// What this process offers, by name, with the number of the offer.
@@ -88,14 +90,21 @@ pub fn offers() -> io::Result<Vec<(String, OwnedFd)>> {
 /// This process has been handed these descriptors, and shares them until [`settle`].
 pub fn receive(all: impl IntoIterator<Item = (String, OwnedFd)>) {
     SHARING.store(true, Ordering::SeqCst);
+    ANY.store(true, Ordering::SeqCst);
     lock(&HANDED).extend(all);
+}
+
+/// This process was started with this descriptor, which it shares with no predecessor.
+pub fn bring(name: String, fd: OwnedFd) {
+    ANY.store(true, Ordering::SeqCst);
+    lock(&HANDED).insert(name, fd);
 }
 
 /// Takes what was handed over under this name.
 #[must_use]
 pub fn take(name: &str) -> Option<OwnedFd> {
     // Nearly always nothing was handed over at all.
-    if !SHARING.load(Ordering::SeqCst) {
+    if !ANY.load(Ordering::SeqCst) {
         return None;
     }
     lock(&HANDED).remove(name)
@@ -157,5 +166,8 @@ mod tests {
         assert!(take("one").is_none(), "each is taken once");
         assert_eq!(settle(), [""; 0]);
         assert!(!is_sharing());
+        bring("two".to_owned(), std::fs::File::open("/dev/null").unwrap().into());
+        assert!(!is_sharing(), "nobody else has it");
+        assert!(take("two").is_some());
     }
 }

@@ -273,6 +273,12 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
         step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
         step("c-header", "raceline.h says what is", true, Box::new(|| capi::check_header(root))),
+        step(
+            "supply-chain",
+            "licences, origins, versions and advisories of crates",
+            true,
+            Box::new(|| package::run_supply_chain(tree)),
+        ),
         step("service", "systemd judges the service", true, Box::new(|| packaging::run(root))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit::run(tree))),
         step(

@@ -1,9 +1,13 @@
-//! `cargo xtask package`: a Debian package, an OCI image and a list of what is in them; and the step that proves them.
+//! `cargo xtask package`: a Debian and an RPM package, an OCI image and a list of what is in them; and the step that proves them.
 
 mod archive;
 mod check;
 mod deb;
+mod guide;
 mod image;
+mod roots;
+mod rpm;
+mod rules;
 mod supply;
 
 use std::path::{Path, PathBuf};
@@ -13,7 +17,9 @@ use anyhow::{Context, Result, ensure};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 
-pub(crate) use check::{run, run_in_roots};
+pub(crate) use check::run;
+pub(crate) use roots::run as run_in_roots;
+pub(crate) use rules::run as run_supply_chain;
 
 /// Options of the verb.
 #[derive(Clone, Debug, clap::Args)]
@@ -30,6 +36,7 @@ pub(crate) struct Options {
 #[derive(Clone, Debug)]
 pub(crate) struct Packages {
     deb: PathBuf,
+    rpm: PathBuf,
     image: PathBuf,
     sbom: PathBuf,
 }
@@ -38,13 +45,21 @@ pub(crate) struct Packages {
 pub(crate) fn build(tree: &Tree, options: &Options) -> Result<()> {
     let binary = match &options.binary {
         Some(binary) => binary.clone(),
-        None => tree.binary()?.to_owned(),
+        None => binary(tree)?,
     };
     let made = make(tree, &binary, &tree.root.join(&options.out))?;
-    for file in [&made.deb, &made.image, &made.sbom] {
+    for file in [&made.deb, &made.rpm, &made.image, &made.sbom] {
         println!("{} ({} bytes)", file.display(), std::fs::metadata(file)?.len());
     }
     Ok(())
+}
+
+/// The program that the steps package: the release build, or another one that this variable names.
+fn binary(tree: &Tree) -> Result<PathBuf> {
+    match std::env::var_os("RACELINE_BINARY") {
+        Some(binary) => Ok(binary.into()),
+        None => Ok(tree.binary()?.to_owned()),
+    }
 }
 
 /// Builds all packages from a program. The same program and the same commit give the same bytes.
@@ -57,15 +72,17 @@ fn make(tree: &Tree, binary: &Path, out: &Path) -> Result<Packages> {
     let program = out.join("raceline");
     strip(binary, &program)?;
     let supply = supply::Supply::read(&tree.root)?;
-    supply.check()?;
+    supply.check(&rules::Rules::read(&tree.root)?)?;
     let name = format!("raceline_{}_{}", supply.version, arch()?);
     let files = deb::files(&tree.root, &program, &supply, out)?;
     let made = Packages {
         deb: out.join(format!("{name}.deb")),
+        rpm: out.join(rpm::name(&supply.version)?),
         image: out.join(format!("{name}.oci.tar")),
         sbom: out.join(format!("{name}.cdx.json")),
     };
     std::fs::write(&made.deb, deb::package(&supply.version, &files, time_s)?)?;
+    std::fs::write(&made.rpm, rpm::package(&supply.version, &files, time_s)?)?;
     std::fs::write(&made.image, image::image(&program, &supply, time_s)?)?;
     std::fs::write(&made.sbom, supply.sbom()?)?;
     Ok(made)

@@ -10,6 +10,8 @@ use crate::child::{Task, has_program};
 use crate::step::{Checks, Outcome};
 
 const UNIT: &str = "packaging/raceline.service";
+/// All services that are judged.
+const UNITS: [&str; 2] = [UNIT, "packaging/raceline-disk@.service"];
 /// Where the program lists the system calls that it keeps.
 const CALLS: &str = "crates/sandbox/src/calls.rs";
 /// The program of systemd that judges units.
@@ -42,16 +44,18 @@ pub(crate) fn run(root: &Path) -> Result<Outcome> {
         )));
     }
     let mut checks = Checks::default();
-    checks.run("exposure", || exposure(root));
+    for unit in UNITS {
+        checks.run(unit, || exposure(root, unit));
+    }
     checks.run("system-calls", || system_calls(root));
     checks.outcome()
 }
 
 /// systemd's own judgement.
-fn exposure(root: &Path) -> Result<()> {
+fn exposure(root: &Path, unit: &str) -> Result<()> {
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     let ended = Task::new(ANALYZE)
-        .args(["security", "--offline=true", "--no-pager", &threshold, UNIT])
+        .args(["security", "--offline=true", "--no-pager", &threshold, unit])
         .dir(root)
         .run()?;
     let verdict = ended.stdout.lines().last().unwrap_or_default().to_owned();

@@ -81,10 +81,22 @@ impl Lock {
     }
 }
 
+/// A socket that listens, and whose it is.
+pub(super) struct Listening {
+    pub(super) socket: UnixListener,
+    /// The service manager has made it and has it still: it stays when the daemon ends.
+    pub(super) is_managed: bool,
+}
+
 /// Listens at a path whose lock is held.
-pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
-    if let Some(handed) = inheritance::take(&handed_name(path)) {
-        return Ok(handed.into());
+pub(super) fn listen(path: &Path) -> Result<Listening, ListenError> {
+    for is_managed in [true, false] {
+        if let Some(handed) = inheritance::take(&handed_name(path, is_managed)) {
+            let socket = UnixListener::from(handed);
+            let failed = |error| ListenError::Io { path: path.to_owned(), error };
+            socket.set_nonblocking(true).map_err(failed)?;
+            return Ok(Listening { socket, is_managed });
+        }
     }
     match fs::symlink_metadata(path) {
         // Left by an instance that was killed: this instance has its lock now.
@@ -95,12 +107,16 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, ListenError> {
         Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
         Err(_) => {}
     }
-    bind(path).map_err(|error| ListenError::Io { path: path.to_owned(), error })
+    let socket = bind(path).map_err(|error| ListenError::Io { path: path.to_owned(), error })?;
+    Ok(Listening { socket, is_managed: false })
 }
 
-/// The name under which a listening socket goes to a successor.
-pub(super) fn handed_name(path: &Path) -> String {
-    format!("the RPC socket {}", path.display())
+/// The name under which a listening socket comes from the service manager, and goes to a successor.
+pub(super) fn handed_name(path: &Path, is_managed: bool) -> String {
+    match is_managed {
+        true => format!("the RPC socket {} of the service manager", path.display()),
+        false => format!("the RPC socket {}", path.display()),
+    }
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {

@@ -45,9 +45,9 @@ Examples:
   raceline connect --as nbd -a 192.0.2.1 -n NQN
   raceline connect --as nbd --bdev /srv/disk.img --listen 10809
   raceline connect --as nbd --bdev /srv/disk.img --listen 0.0.0.0:10809 --nbd-tls-psk keys.psk
-  raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline/vm1.sock
+  raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline-disks/vm1.sock
   raceline connect --as ublk -a 192.0.2.1 -n NQN
-  qemu-img info nbd+unix:///?socket=/run/raceline/disk-NQN-1.sock")]
+  qemu-img info nbd+unix:///?socket=/run/raceline-disks/disk-NQN-1.sock")]
 pub(crate) struct DiskArgs {
     /// What the disk becomes here
     #[arg(long = "as", value_enum, value_name = "WHAT")]

@@ -45,11 +45,11 @@ impl Drop for Noted {
 }
 
 impl Registry {
-    /// `/run/raceline` for root, else `raceline` in the runtime directory of the session, else a folder in /tmp.
+    /// `/run/raceline-disks` for root (`/run/raceline` is the service's), else `raceline` in the runtime directory of the session, else a folder in /tmp.
     pub(super) fn of_this_user() -> Result<Self, Failure> {
         let uid = rustix::process::geteuid().as_raw();
         let dir = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-            _ if uid == 0 => PathBuf::from("/run/raceline"),
+            _ if uid == 0 => PathBuf::from("/run/raceline-disks"),
             Some(dir) if dir.is_absolute() => dir.join("raceline"),
             _ => PathBuf::from(format!("/tmp/raceline-{uid}")),
         };

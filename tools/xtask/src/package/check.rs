@@ -1,24 +1,16 @@
 //! The packages step: the packages are the same when they are made again, and install, upgrade and remove cleanly.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 use super::deb::PROGRAM;
 use super::image::USER;
-use super::{Packages, make};
+use super::{Packages, binary, make};
 use crate::child::Task;
 use crate::raceline::Tree;
 use crate::setup;
 use crate::step::{Checks, Outcome};
-
-/// The releases of Debian in whose clean roots the package is installed on request.
-const SUITES: [&str; 2] = ["bookworm", "trixie"];
-/// Where Debian is.
-const MIRROR: &str = "http://deb.debian.org/debian";
-/// Time for a clean root, in seconds.
-const ROOT_LIMIT_S: u64 = 300;
 
 /// Runs the checks that need no network.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
@@ -29,19 +21,14 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         return Ok(Outcome::Skipped("only root can install packages".to_owned()));
     }
     let scratch = tree.scratch("packages")?;
-    let binary = tree.binary()?;
+    let binary = &binary(tree)?;
     let made = make(tree, binary, &scratch.join("first"))?;
     let mut checks = Checks::default();
-    checks.run("licences-and-origins", || {
-        let supply = super::supply::Supply::read(&tree.root)?;
-        supply.check()?;
-        println!("# {} crates", supply.count());
-        Ok(())
-    });
     checks.run("the-same-again", || the_same_again(tree, binary, &made, &scratch));
     checks.run("files", || files(&made));
     let root = scratch.join("root");
     checks.run("install-upgrade-remove", || life(&made, &root));
+    checks.run("rpm", || rpm(&made, &scratch.join("rpm")));
     checks.run("image", || image(&made, &scratch.join("image")));
     let outcome = checks.outcome();
     std::fs::remove_dir_all(&scratch)?;
@@ -51,9 +38,12 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
 /// Two builds of the packages from one program are equal, byte for byte.
 fn the_same_again(tree: &Tree, binary: &Path, made: &Packages, scratch: &Path) -> Result<()> {
     let again = make(tree, binary, &scratch.join("second"))?;
-    for (one, other) in
-        [(&made.deb, &again.deb), (&made.image, &again.image), (&made.sbom, &again.sbom)]
-    {
+    for (one, other) in [
+        (&made.deb, &again.deb),
+        (&made.rpm, &again.rpm),
+        (&made.image, &again.image),
+        (&made.sbom, &again.sbom),
+    ] {
         ensure!(std::fs::read(one)? == std::fs::read(other)?, "{} differs", one.display());
     }
     Ok(())
@@ -72,6 +62,8 @@ fn files(made: &Packages) -> Result<()> {
         "./usr/share/man/man1/raceline-export.1.gz",
         "./usr/share/bash-completion/completions/raceline",
         "./usr/lib/systemd/system/raceline.service",
+        "./usr/lib/systemd/system/raceline.socket",
+        "./usr/lib/systemd/system/raceline-disk@.service",
         "./usr/lib/sysusers.d/raceline.conf",
         "./usr/share/doc/raceline/copyright",
         "./usr/share/doc/raceline/licences.txt.gz",
@@ -221,6 +213,51 @@ fn left_over(root: &Path) -> Result<Vec<String>> {
     Ok(left)
 }
 
+/// rpm finds the package whole, and installs and removes its files; its program runs.
+fn rpm(made: &Packages, root: &Path) -> Result<()> {
+    let package = made.rpm.to_string_lossy().into_owned();
+    let rpm = |args: &[&str]| Task::new("rpm").args(args.iter().copied()).limit(120).check();
+    // Nothing is signed; every digest is there and right.
+    let whole = rpm(&["--checksig", "--verbose", "--nosignature", &package])?.stdout;
+    for digest in ["Header SHA256 digest: OK", "Payload SHA256 digest: OK"] {
+        ensure!(whole.contains(digest), "no `{digest}`:\n{whole}");
+    }
+    let list = rpm(&["--query", "--list", "--package", &package])?.stdout;
+    for file in
+        ["/usr/bin/raceline", "/usr/lib/systemd/system/raceline.socket", "/etc/raceline/disks"]
+    {
+        ensure!(list.lines().any(|line| line == file), "no {file} in the package:\n{list}");
+    }
+    let kept = rpm(&["--query", "--configfiles", "--package", &package])?.stdout;
+    ensure!(kept.trim() == "/etc/default/raceline", "other files of an administrator: {kept}");
+    for script in ["post", "preun", "postun"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/rpm").join(script);
+        Task::new("sh").args(["-n", &file.to_string_lossy()]).check()?;
+    }
+    std::fs::create_dir_all(root)?;
+    let base = format!("--root={}", std::fs::canonicalize(root)?.display());
+    // The root has no shell; clean-roots runs the scripts.
+    let base = [base.as_str(), "--noscripts", "--nodeps", "--nosignature"];
+    let change = |args: &[&str]| rpm(&[&base[..], args].concat());
+    change(&["--install", &package])?;
+    let program = root.join(PROGRAM);
+    let version = Task::new(&program).args(["--version"]).check()?.stdout;
+    ensure!(version.starts_with("raceline "), "--version says {version}");
+    let verified = rpm(&[base[0], "--verify", "--nodeps", "--noscripts", "raceline"])?;
+    ensure!(verified.stdout.trim().is_empty(), "rpm finds changes: {}", verified.stdout);
+    let defaults = root.join("etc/default/raceline");
+    std::fs::write(&defaults, "RACELINE_OPTIONS=\"-m [0]\"\n")?;
+    change(&["--upgrade", "--replacepkgs", &package])?;
+    let kept = std::fs::read_to_string(&defaults)?;
+    ensure!(kept.contains("-m [0]"), "the upgrade replaced settings");
+    change(&["--erase", "raceline"])?;
+    ensure!(!program.exists(), "the removal left the program");
+    let folders = ["etc/raceline", "usr/share/raceline", "usr/share/doc/raceline"];
+    let left = folders.into_iter().find(|folder| root.join(folder).exists());
+    ensure!(left.is_none(), "the removal left {left:?}");
+    Ok(())
+}
+
 /// The image is a layout that unpacks, and its program runs as its user with nothing else around.
 fn image(made: &Packages, to: &Path) -> Result<()> {
     let (layout, root) = (to.join("layout"), to.join("root"));
@@ -260,54 +297,5 @@ fn image(made: &Packages, to: &Path) -> Result<()> {
         [user.as_str(), &root_text, "/usr/bin/raceline", "demo", "--seconds", "2", "--io", "epoll"];
     let ended = Task::new("chroot").args(words).limit(120).check()?;
     ensure!(!ended.stdout.trim().is_empty(), "demo prints nothing");
-    Ok(())
-}
-
-/// Installs, uses, removes and purges the package in clean roots of Debian, with their own apt.
-pub(crate) fn run_in_roots(tree: &Tree) -> Result<Outcome> {
-    if let Some(why) = setup::missing_for("clean-roots") {
-        return setup::cannot(&why);
-    }
-    if !setup::is_root() {
-        return Ok(Outcome::Skipped("only root can make a root".to_owned()));
-    }
-    let scratch = tree.scratch("clean-roots")?;
-    let made = make(tree, tree.binary()?, &scratch.join("made"))?;
-    let mut checks = Checks::default();
-    for suite in SUITES {
-        checks.run(suite, || in_root(&made, suite, &scratch.join(suite)));
-    }
-    let outcome = checks.outcome();
-    std::fs::remove_dir_all(&scratch)?;
-    outcome
-}
-
-/// What is done in a clean root. Nothing in it is told to ask.
-const IN_ROOT: &str = "set -e; export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
-apt-get install -y --no-install-recommends /raceline.deb
-id raceline
-raceline export ram:64M -l 127.0.0.1:0 --nqn nqn.2026-01.io.raceline:root > /ready & EXPORT=$!
-for turn in $(seq 300); do grep -q ready /ready && break; sleep 0.1; done
-PORT=$(grep -o '127.0.0.1:[0-9]*' /ready | head -1 | cut -d: -f2)
-raceline perf -a 127.0.0.1 -s $PORT -n nqn.2026-01.io.raceline:root --rw randrw --verify --runtime 2 --bs 4k
-kill $EXPORT; wait $EXPORT || true
-apt-get purge -y raceline
-test ! -e /usr/bin/raceline && test ! -e /etc/default/raceline
-echo the-root-is-clean";
-
-fn in_root(made: &Packages, suite: &str, root: &Path) -> Result<()> {
-    let root_text = root.to_string_lossy().into_owned();
-    Task::new("debootstrap")
-        .args(["--variant=minbase", suite, &root_text, MIRROR])
-        .limit(ROOT_LIMIT_S)
-        .check()?;
-    std::fs::copy(&made.deb, root.join("raceline.deb"))?;
-    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))?;
-    let words = [root_text.as_str(), "/bin/sh", "-c", IN_ROOT];
-    let ended = Task::new("chroot").args(words).limit(ROOT_LIMIT_S).run()?;
-    let is_clean = ended.success() && ended.stdout.contains("the-root-is-clean");
-    ensure!(is_clean, "{suite} ({}):\n{}", ended.why(), ended.tail(15));
-    // What still runs there would keep its folder.
-    std::thread::sleep(Duration::from_millis(100));
     Ok(())
 }

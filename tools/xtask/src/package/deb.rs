@@ -12,7 +12,9 @@ use crate::child::Task;
 /// Where the program is installed.
 pub(super) const PROGRAM: &str = "usr/bin/raceline";
 /// The file with options that an administrator changes.
-const DEFAULTS: &str = "etc/default/raceline";
+pub(super) const DEFAULTS: &str = "etc/default/raceline";
+/// The folder with a file for each disk of `raceline-disk@.service`.
+const DISKS: &str = "etc/raceline/disks/";
 /// The folder of documents.
 const DOCUMENTS: &str = "usr/share/doc/raceline";
 /// Completions: the shell, and where its file goes.
@@ -22,8 +24,10 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/raceline.fish"),
 ];
 /// Files of `packaging/`, and where they go.
-const PACKAGING: [(&str, &str); 6] = [
+const PACKAGING: [(&str, &str); 8] = [
     ("raceline.service", "usr/lib/systemd/system/raceline.service"),
+    ("raceline.socket", "usr/lib/systemd/system/raceline.socket"),
+    ("raceline-disk@.service", "usr/lib/systemd/system/raceline-disk@.service"),
     ("raceline.sysusers", "usr/lib/sysusers.d/raceline.conf"),
     ("raceline.tmpfiles", "usr/lib/tmpfiles.d/raceline.conf"),
     ("raceline.default", DEFAULTS),
@@ -58,6 +62,7 @@ pub(super) fn files(
         let text = std::fs::read(&file).with_context(|| file.display().to_string())?;
         files.push(Entry::file(path, 0o644, text));
     }
+    files.push(Entry::folder(DISKS));
     let document = |name: &str| format!("{DOCUMENTS}/{name}");
     let changes = std::fs::read(root.join("CHANGELOG.md"))?;
     files.push(Entry::file(&document("changelog.gz"), 0o644, gzip(&changes)?));
@@ -114,7 +119,7 @@ fn control(version: &str, size_kib: usize, glibc: &str) -> Result<String> {
 }
 
 /// The oldest glibc that has all functions that the program needs, from the versions of its symbols.
-fn glibc(program: &[u8]) -> Result<String> {
+pub(super) fn glibc(program: &[u8]) -> Result<String> {
     const MARK: &[u8] = b"GLIBC_2.";
     let mut newest = None;
     for at in program.windows(MARK.len()).enumerate().filter(|(_, w)| *w == MARK).map(|(at, _)| at)

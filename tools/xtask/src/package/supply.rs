@@ -7,25 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::rules::Rules;
 use crate::child::Task;
 
-/// Licences under which a crate may be, as SPDX names them. All of them permit what the program does.
-const LICENCES: [&str; 12] = [
-    "MIT",
-    "MIT-0",
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "ISC",
-    "Zlib",
-    "0BSD",
-    "Unicode-3.0",
-    "CC0-1.0",
-    "OpenSSL",
-];
-/// The only place, besides this repository, from which crates may come.
-const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// The beginnings of names of files with texts of licences.
 const TEXTS: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
 /// The largest text of a licence.
@@ -33,13 +17,13 @@ const MOST_TEXT_BYTES: u64 = 256 << 10;
 
 /// A crate that is in the program.
 #[derive(Clone, Debug)]
-struct Crate {
-    name: String,
-    version: String,
-    licence: String,
+pub(super) struct Crate {
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) licence: String,
     /// `None`: of this repository.
-    source: Option<String>,
-    folder: PathBuf,
+    pub(super) source: Option<String>,
+    pub(super) folder: PathBuf,
 }
 
 /// All crates in the program.
@@ -47,6 +31,8 @@ pub(super) struct Supply {
     /// The program's version.
     pub(super) version: String,
     crates: Vec<Crate>,
+    /// Those, and what builds and tests them.
+    pub(super) all: Vec<Crate>,
 }
 
 impl Supply {
@@ -99,20 +85,16 @@ impl Supply {
             }
         };
         let crates = linked.iter().map(describe).collect();
-        Ok(Self { version: text(&program["version"]), crates })
+        let all = packages.keys().map(describe).collect();
+        Ok(Self { version: text(&program["version"]), crates, all })
     }
 
-    /// Every crate must be under a licence of the list, and from the registry.
-    pub(super) fn check(&self) -> Result<()> {
-        let wrong: Vec<String> = self.crates.iter().filter_map(problem).collect();
+    /// Every crate must be under a licence that the rules allow, and from where they allow.
+    pub(super) fn check(&self, rules: &Rules) -> Result<()> {
+        let wrong: Vec<String> = self.crates.iter().filter_map(|one| rules.problem(one)).collect();
         ensure!(wrong.is_empty(), "crates that may not be in the program: {}", wrong.join("; "));
         ensure!(self.crates.len() > 50, "only {} crates were found", self.crates.len());
         Ok(())
-    }
-
-    /// How many crates there are.
-    pub(super) fn count(&self) -> usize {
-        self.crates.len()
     }
 
     /// The bill of materials, CycloneDX 1.5.
@@ -178,90 +160,5 @@ impl Supply {
             let _ = write!(all, "==== {}\n\n{text}\n\n", names.join(", "));
         }
         Ok(all)
-    }
-}
-
-/// Why a crate may not be in the program.
-fn problem(one: &Crate) -> Option<String> {
-    let Crate { name, version, licence, source, .. } = one;
-    if source.as_deref().is_some_and(|source| source != REGISTRY) {
-        return Some(format!(
-            "{name} {version} comes from {}",
-            source.as_deref().unwrap_or_default()
-        ));
-    }
-    (!permits(licence)).then(|| format!("{name} {version} is under `{licence}`"))
-}
-
-/// Whether an expression of SPDX leaves a choice of licences that are all in the list.
-fn permits(expression: &str) -> bool {
-    // OR binds least; a bracket is a whole of its own.
-    let parts = |text: &str, word: &str| -> Vec<String> {
-        let (mut parts, mut depth) = (vec![String::new()], 0_usize);
-        for token in text.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
-            match token {
-                "(" => depth += 1,
-                ")" => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            if depth == 0 && token == word {
-                parts.push(String::new());
-            } else if let Some(last) = parts.last_mut() {
-                last.push_str(if last.is_empty() { "" } else { " " });
-                last.push_str(token);
-            }
-        }
-        parts
-    };
-    let choices = parts(expression, "OR");
-    if choices.len() > 1 {
-        return choices.iter().any(|choice| permits(choice));
-    }
-    let needs = parts(expression, "AND");
-    if needs.len() > 1 {
-        return needs.iter().all(|need| permits(need));
-    }
-    let one = expression.trim();
-    match one.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
-        Some(inner) => permits(inner.trim()),
-        None => LICENCES.contains(&one),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_expression_permits_if_a_choice_does() {
-        for (expression, is_permitted) in [
-            ("MIT", true),
-            ("GPL-3.0-only OR MIT", true),
-            ("MIT AND GPL-3.0-only", false),
-            ("(MIT OR GPL-3.0-only) AND Unicode-3.0", true),
-            ("(MIT AND GPL-3.0-only) OR LGPL-2.1-only", false),
-            ("Apache-2.0 WITH LLVM-exception", true),
-            ("ISC AND (Apache-2.0 OR ISC) AND OpenSSL", true),
-            ("", false),
-        ] {
-            assert_eq!(permits(expression), is_permitted, "{expression}");
-        }
-    }
-
-    #[test]
-    fn a_crate_from_elsewhere_is_named() {
-        let mut one = Crate {
-            name: "x".to_owned(),
-            version: "1.0.0".to_owned(),
-            licence: "MIT".to_owned(),
-            source: Some(REGISTRY.to_owned()),
-            folder: PathBuf::new(),
-        };
-        assert_eq!(problem(&one), None);
-        one.source = Some("git+https://example.org/x".to_owned());
-        assert!(problem(&one).unwrap().contains("git+https://example.org/x"));
-        one.source = None;
-        one.licence = "AGPL-3.0-only".to_owned();
-        assert_eq!(problem(&one).unwrap(), "x 1.0.0 is under `AGPL-3.0-only`");
     }
 }

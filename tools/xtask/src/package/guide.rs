@@ -1,0 +1,145 @@
+//! The operator's guide as a script: every command of docs/OPERATORS.md in its order, as it is written but for what stands here.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, ensure};
+
+/// What a clean root has in the place of what the guide names.
+const INSTEAD: [(&str, &str); 2] = [
+    // A file that the group `disk` may use, as it may use drives.
+    ("/dev/nvme0n1", "/srv/nvme0n1"),
+    ("HOSTNQN", HOST),
+];
+/// The host that the guide lets in.
+const HOST: &str = "nqn.2026-01.com.example:host";
+/// Beginnings of commands that are left out: images of containers come from and go to places that a root does not have.
+const LEFT_OUT: [&str; 2] = ["skopeo ", "podman "];
+/// The beginning of a command in the text.
+const INDENT: &str = "    ";
+
+/// What is made ready before the first command: a drive, its folder, an address.
+const BEFORE: &str = "\
+ip link set lo up
+ip address add 192.0.2.1/32 dev lo
+truncate -s 64M /srv/nvme0n1
+chgrp disk /srv/nvme0n1
+chmod 0660 /srv/nvme0n1
+mkdir -p /etc/systemd/system/raceline.service.d
+printf '[Service]\\nReadWritePaths=/srv\\n' > /etc/systemd/system/raceline.service.d/srv.conf
+echo 'APT::Get::Assume-Yes \"true\";' > /etc/apt/apt.conf.d/90yes
+cd /root
+cp /old.deb raceline_0_amd64.deb
+";
+/// Before the section about upgrades: a host writes and verifies all the time.
+const BEFORE_UPGRADE: &str = "\
+cp /new.deb raceline_NEW_amd64.deb
+FIRST=$(systemctl show --property MainPID --value raceline)
+raceline perf -a 192.0.2.1 -n nqn.2026-01.com.example:disks --hostnqn HOST --rw randrw --verify --bs 4k --iodepth 4 \
+--ramp_time 0 --runtime 3600 > /perf.log 2>&1 & PERF=$!
+CONTROLLERS='raceline rpc nvmf_subsystem_get_controllers nqn.2026-01.com.example:disks'
+for turn in $(seq 300); do $CONTROLLERS | grep -q com.example:host && break; sleep 0.1; done
+$CONTROLLERS | grep com.example:host
+";
+/// After it: the new program serves, and the host has not noticed.
+const AFTER_UPGRADE: &str = "\
+test \"$FIRST\" != \"$(systemctl show --property MainPID --value raceline)\"
+grep -q 'has taken the place of the old one' /guide.log
+journalctl -u raceline | grep 'Reloaded raceline'
+sleep 2
+kill -INT $PERF
+wait $PERF || test $? = 130
+cat /perf.log
+if grep -i -E 'error:|reconnect' /perf.log; then echo 'the host has noticed the upgrade'; exit 1; fi
+systemctl is-active raceline.socket raceline-disk@disk0
+";
+/// Before the removal: an upgrade over a state that no program can use goes through, and the service says what is wrong.
+const BEFORE_REMOVAL: &str = r#"
+rm raceline_0_amd64.deb
+refused() {
+    systemctl stop raceline.socket raceline 2>/dev/null || true
+    systemctl reset-failed
+    dpkg --install raceline_NEW_amd64.deb
+    SINCE=$(date '+%Y-%m-%d %H:%M:%S')
+    if systemctl start raceline; then echo "it starts with $1"; exit 1; fi
+    systemctl stop raceline 2>/dev/null || true
+    journalctl -u raceline --since "$SINCE" -o cat | grep "$2" | tail -1
+    dpkg --status raceline | grep 'install ok installed'
+}
+systemctl stop raceline.socket raceline
+cp -a /var/lib/raceline /kept
+NEWEST=$(ls -v /var/lib/raceline/config-* | tail -1)
+SIZE=$(stat -c %s "$NEWEST")
+printf 'X' | dd of="$NEWEST" bs=1 seek=$((SIZE / 2)) conv=notrunc status=none
+refused 'a damaged file' "$(basename "$NEWEST")"
+rm -rf /var/lib/raceline; cp -a /kept /var/lib/raceline
+chown root:root "$NEWEST" /var/lib/raceline/lock
+refused 'a file of another user' '/var/lib/raceline'
+rm -rf /var/lib/raceline; cp -a /kept /var/lib/raceline
+systemctl reset-failed
+systemctl start raceline
+raceline bdev ls | grep disk0
+"#;
+/// After the last command: what may be left is the state.
+const AFTER: &str = "\
+LEFT=$(find / -xdev '(' -path /proc -o -path /sys -o -path /root -o -path /kept -o -path '/var/lib/raceline*' -o \
+-path '/var/lib/dpkg*' -o -path '/var/log*' -o -path /etc/systemd/system/raceline.service.d -o -path /etc/raceline -o -path /raceline.rpm ')' \
+-prune -o -name '*raceline*' -print)
+test -z \"$LEFT\" || { echo \"left behind: $LEFT\"; exit 1; }
+test -e /var/lib/raceline/lock
+";
+
+/// The script. Its last line is `the-guide-is-done` if all went well.
+pub(super) fn script(guide: &str) -> Result<String> {
+    let mut script = String::from(
+        "set -eE\ntrap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR\nexport LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive\n",
+    );
+    script.push_str(BEFORE);
+    let (mut commands, mut section) = (0, "");
+    for line in guide.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            if section == "Upgrade it" {
+                script.push_str(AFTER_UPGRADE);
+            }
+            section = title;
+            match section {
+                "Upgrade it" => script.push_str(&BEFORE_UPGRADE.replace("HOST", HOST)),
+                "Remove it" => script.push_str(BEFORE_REMOVAL),
+                _ => {}
+            }
+        }
+        let Some(command) = line.strip_prefix(INDENT) else { continue };
+        if LEFT_OUT.iter().any(|beginning| command.starts_with(beginning)) {
+            continue;
+        }
+        let command =
+            INSTEAD.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
+        writeln!(script, "echo '+ {}'\n{command}", command.replace('\'', "'\\''"))?;
+        commands += 1;
+    }
+    ensure!(commands > 20, "the guide has only {commands} commands");
+    script.push_str(AFTER);
+    script.push_str("echo the-guide-is-done\n");
+    Ok(script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_taken_in_their_order_as_they_are_written() {
+        let commands: String = (0..21).map(|n| format!("    echo {n} '/dev/nvme0n1'\n")).collect();
+        let guide = format!(
+            "# Guide\n\n## Install it\n\n{commands}\n    podman run x\n\n## Upgrade it\n\ntext\n\n## Remove it\n"
+        );
+        let script = script(&guide).unwrap();
+        assert!(
+            script.contains("echo '+ echo 7 '\\''/srv/nvme0n1'\\'''\necho 7 '/srv/nvme0n1'\n"),
+            "{script}"
+        );
+        assert!(!script.contains("podman"));
+        let place = |text: &str| script.find(text).unwrap();
+        assert!(place("echo 20") < place("--verify") && place("--verify") < place("kill -INT"));
+        assert!(super::script("# Guide\n\n    one\n").is_err());
+    }
+}

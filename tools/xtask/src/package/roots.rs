@@ -1,0 +1,183 @@
+//! The clean-roots step: the packages in clean roots of Debian with their own apt and systemd, and the operator's guide there.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::supply::Supply;
+use super::{Packages, binary, deb, guide, make, source_date};
+use crate::child::Task;
+use crate::raceline::Tree;
+use crate::setup;
+use crate::step::{Checks, Outcome};
+
+/// The releases of Debian, and the package that has nbdfuse there.
+const SUITES: [(&str, &str); 2] = [("bookworm", "nbdfuse"), ("trixie", "libnbd-bin")];
+/// Where Debian is.
+const MIRROR: &str = "http://deb.debian.org/debian";
+/// What the roots have besides the smallest system: its systemd, and programs that judge.
+const INCLUDE: &str =
+    "systemd systemd-sysv dbus libgcc-s1 iproute2 e2fsprogs libnbd-bin nbdkit fuse3 fuse2fs rpm";
+/// What a systemd is told on a machine whose control groups are of version 1.
+const LEGACY: [&str; 2] =
+    ["systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"];
+/// Time to make a root, or to go through a script in it, in seconds.
+const ROOT_LIMIT_S: u64 = 600;
+/// The version of the package that the guide installs first.
+const OLD_VERSION: &str = "0";
+/// From the package to a verified file system, as an operator begins.
+const FIRST_USE_LIMIT: Duration = Duration::from_secs(180);
+
+/// Runs the step.
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    if let Some(why) = setup::missing_for("clean-roots") {
+        return setup::cannot(&why);
+    }
+    if !setup::is_root() {
+        return Ok(Outcome::Skipped("only root can make a root".to_owned()));
+    }
+    let scratch = tree.scratch("clean-roots")?;
+    let made = make(tree, &binary(tree)?, &scratch.join("made"))?;
+    let old = scratch.join("old.deb");
+    std::fs::write(&old, older(tree, &scratch.join("made"))?)?;
+    let text = std::fs::read_to_string(tree.root.join("docs/OPERATORS.md"))?;
+    let guide = guide::script(&text)?;
+    let mut checks = Checks::default();
+    for (suite, nbdfuse) in SUITES {
+        let root = scratch.join(suite);
+        checks.run(&format!("{suite}-root"), || debootstrap(suite, nbdfuse, &root));
+        if !root.join("usr/bin/systemctl").exists() {
+            continue;
+        }
+        checks.run(&format!("{suite}-first-use"), || first_use(&made, &root));
+        checks.run(&format!("{suite}-rpm"), || rpm(&made, &root));
+        checks.run(&format!("{suite}-guide"), || {
+            std::fs::copy(&old, root.join("old.deb"))?;
+            std::fs::copy(&made.deb, root.join("new.deb"))?;
+            booted(&root, "guide", &guide, "the-guide-is-done")
+        });
+    }
+    let outcome = checks.outcome();
+    std::fs::remove_dir_all(&scratch)?;
+    outcome
+}
+
+/// The same program as a package of an older version.
+fn older(tree: &Tree, made: &Path) -> Result<Vec<u8>> {
+    let supply = Supply::read(&tree.root)?;
+    let files = deb::files(&tree.root, &made.join("raceline"), &supply, made)?;
+    deb::package(OLD_VERSION, &files, source_date(&tree.root)?)
+}
+
+fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
+    let root_text = root.to_string_lossy().into_owned();
+    Task::new("debootstrap")
+        .args(["--variant=minbase", suite, &root_text, MIRROR])
+        .limit(ROOT_LIMIT_S)
+        .check()?;
+    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))?;
+    let install = format!("apt-get install -y --no-install-recommends {INCLUDE} {nbdfuse}");
+    Task::new("chroot")
+        .args([root_text.as_str(), "/bin/sh", "-c", &install])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .limit(ROOT_LIMIT_S)
+        .check()?;
+    // The console of a root that boots is nobody's.
+    let shadow = root.join("etc/systemd/system/console-getty.service");
+    std::os::unix::fs::symlink("/dev/null", shadow)?;
+    Ok(())
+}
+
+/// From the package to a file system in eight commands. fuse2fs writes parts of blocks, which nbdkit makes whole.
+const FIRST_USE: &str = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
+ip link set lo up; export DEBIAN_FRONTEND=noninteractive; mkdir -p /mnt/disk /mnt/files; cp /new.deb /root/raceline_0.deb; cd /root
+waits() { for turn in $(seq 600); do grep -q \"$2\" \"$1\" && return; sleep 0.1; done; cat \"$1\"; false; }
+apt install -y ./raceline_*.deb
+raceline export ram:256M,bs=512 --nqn nqn.2026-01.com.example:first > /export.log 2>&1 & EXPORT=$!
+waits /export.log '\"ready\":true'
+raceline connect --as nbd -a 127.0.0.1 -n nqn.2026-01.com.example:first --listen 10809 > /connect.log 2>&1 & CONNECT=$!
+waits /connect.log '\"ready\":true'
+nbdfuse /mnt/disk --command nbdkit -s --exit-with-parent --filter=blocksize nbd uri=nbd://127.0.0.1:10809 minblock=512 2> /nbdfuse.log & NBDFUSE=$!
+for turn in $(seq 600); do test -e /mnt/disk/nbd && break; sleep 0.1; done
+mkfs.ext4 -q -F /mnt/disk/nbd
+fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files
+cp -r /usr/share/doc/raceline /mnt/files/
+diff -r /usr/share/doc/raceline /mnt/files/raceline
+umount /mnt/files
+for turn in $(seq 300); do umount /mnt/disk && break; sleep 0.1; done
+wait $NBDFUSE
+kill $CONNECT; wait $CONNECT || test $? = 143
+kill $EXPORT; wait $EXPORT || test $? = 143
+if grep -i -E 'error|unaligned' /export.log /connect.log /nbdfuse.log; then exit 1; fi
+apt purge -y raceline
+test ! -e /usr/bin/raceline; test ! -e /etc/default/raceline
+echo the-first-use-is-done
+";
+
+fn first_use(made: &Packages, root: &Path) -> Result<()> {
+    std::fs::copy(&made.deb, root.join("new.deb"))?;
+    let started = Instant::now();
+    booted(root, "first-use", FIRST_USE, "the-first-use-is-done")?;
+    let took = started.elapsed();
+    println!(
+        "# from the package to a verified file system in {:.1} s, with the start of the system",
+        took.as_secs_f64()
+    );
+    ensure!(took <= FIRST_USE_LIMIT, "that took {took:?}");
+    Ok(())
+}
+
+/// The RPM package with its scripts: a system of Debian has what they need, though not RPM's names for it.
+fn rpm(made: &Packages, root: &Path) -> Result<()> {
+    std::fs::copy(&made.rpm, root.join("raceline.rpm"))?;
+    let script = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
+rpm --install --nodeps --nosignature /raceline.rpm
+id raceline
+test -d /var/lib/raceline
+systemctl start raceline
+raceline bdev add ram:1M --name kept -s /run/raceline/rpc.sock
+rpm --upgrade --replacepkgs --nodeps --nosignature /raceline.rpm
+systemctl is-active raceline
+raceline bdev ls -s /run/raceline/rpc.sock | grep kept
+rpm --erase --nodeps raceline
+test ! -e /usr/bin/raceline; test -e /var/lib/raceline/lock; test ! -e /run/raceline
+rm -rf /var/lib/raceline
+echo the-rpm-is-done
+";
+    booted(root, "rpm", script, "the-rpm-is-done")
+}
+
+/// Starts the root's system with a script as its only work, whose output must contain a word in the end.
+fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<()> {
+    let log = root.join(format!("{name}.log"));
+    std::fs::write(root.join(format!("{name}.sh")), script)?;
+    let unit = format!(
+        "[Unit]\nAfter=basic.target dbus.service\n[Service]\nType=oneshot\nExecStart=/bin/bash /{name}.sh\n\
+         StandardOutput=file:/{name}.log\nStandardError=inherit\nExecStopPost=/bin/systemctl --no-block poweroff\n"
+    );
+    let units = root.join("etc/systemd/system");
+    let (file, wanted) = (units.join("check.service"), units.join("multi-user.target.wants"));
+    std::fs::write(&file, unit)?;
+    std::fs::create_dir_all(&wanted)?;
+    let link = wanted.join("check.service");
+    if link.symlink_metadata().is_err() {
+        std::os::unix::fs::symlink("/etc/systemd/system/check.service", &link)?;
+    }
+    let root_text = root.to_string_lossy().into_owned();
+    let args =
+        ["--register=no", "--keep-unit", "--boot", "--private-network", "--bind=/dev/fuse", "-D"];
+    // A machine with control groups of version 1: new systemds have to be told.
+    let is_legacy = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let more = if is_legacy { &LEGACY[..] } else { &[] };
+    let words = args.into_iter().chain([root_text.as_str()]).chain(more.iter().copied());
+    let ended = Task::new("systemd-nspawn").args(words).limit(ROOT_LIMIT_S).run()?;
+    let said = std::fs::read_to_string(&log).with_context(|| {
+        format!("the root's system does not start ({}): {}", ended.why(), ended.tail(10))
+    })?;
+    let lines: Vec<&str> = said.lines().collect();
+    let tail = lines[lines.len().saturating_sub(25)..].join("\n");
+    ensure!(said.contains(word), "{name} in {root_text}:\n{tail}");
+    Ok(())
+}
