@@ -9,15 +9,14 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
-use vm_memory::volatile_memory::VolatileMemory as _;
 use vm_memory::{
-    Bytes as _, FileOffset, GuestAddress, GuestMemory as _, GuestMemoryMmap, VolatileSlice,
+    Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, VolatileSlice,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -29,6 +28,12 @@ const DEPTH_MAX: u16 = SIZE / PARTS;
 const DESCRIPTORS: usize = 0;
 const AVAILABLE: usize = 0x1000;
 const USED: usize = 0x2000;
+/// How many requests were ever made available, and used. Which one the driver wants an interrupt for, and which one the
+/// device wants to be told of (VIRTIO 1.2, 2.7.6 to 2.7.10).
+const AVAILABLE_INDEX: usize = AVAILABLE + 2;
+const USED_INDEX: usize = USED + 2;
+const INTERRUPT_AT: usize = AVAILABLE + 4 + 2 * SIZE as usize;
+const KICK_AT: usize = USED + 4 + 8 * SIZE as usize;
 /// Header and status of each request.
 const REQUESTS: usize = 0x3000;
 const REQUEST_LEN: usize = 32;
@@ -168,11 +173,6 @@ fn agree(front: &mut Frontend) -> Result<u64, Failure> {
 struct Guest<'a> {
     wanted: &'a Wanted,
     ring: VolatileSlice<'a>,
-    available: &'a AtomicU16,
-    used: &'a AtomicU16,
-    /// Which request the driver wants an interrupt for, and which one the device wants to be told of.
-    interrupt_at: &'a AtomicU16,
-    kick_at: &'a AtomicU16,
     kick: EventFd,
     interrupt: EventFd,
     /// How many requests were ever put into the ring, and taken out of it.
@@ -197,14 +197,9 @@ impl<'a> Guest<'a> {
             return Err(format!("the disk has {disk_bytes} bytes only").into());
         }
         let ring = memory.map.get_slice(GuestAddress(0), RINGS_LEN)?;
-        let index = |at: usize| ring.get_atomic_ref::<AtomicU16>(at);
         let guest = Self {
             wanted,
             ring,
-            available: index(AVAILABLE + 2)?,
-            used: index(USED + 2)?,
-            interrupt_at: index(AVAILABLE + 4 + 2 * usize::from(SIZE))?,
-            kick_at: index(USED + 4 + 8 * usize::from(SIZE))?,
             kick: EventFd::new(EFD_NONBLOCK)?,
             interrupt: EventFd::new(0)?,
             posted: 0,
@@ -271,12 +266,12 @@ impl<'a> Guest<'a> {
         let mut now = start;
         while now < end {
             self.submit(now)?;
-            now = self.wait();
+            now = self.wait()?;
             self.reap(now, &mut latencies, measured_from)?;
         }
         // What is under way writes into this memory.
         while self.free.len() < usize::from(self.wanted.depth) {
-            let now = self.wait();
+            let now = self.wait()?;
             self.reap(now, &mut Vec::new(), now)?;
         }
         latencies.sort_unstable();
@@ -305,9 +300,9 @@ impl<'a> Guest<'a> {
         if self.posted == before {
             return Ok(());
         }
-        self.available.store(self.posted, Ordering::Release);
+        self.ring.store(self.posted, AVAILABLE_INDEX, Ordering::Release)?;
         fence(Ordering::SeqCst);
-        let event = self.kick_at.load(Ordering::Acquire);
+        let event: u16 = self.ring.load(KICK_AT, Ordering::Acquire)?;
         // The device wants to know when the count passes its event (VIRTIO 1.2, 2.7.10).
         let passed = self.posted.wrapping_sub(event).wrapping_sub(1);
         if passed < self.posted.wrapping_sub(before) {
@@ -317,25 +312,29 @@ impl<'a> Guest<'a> {
     }
 
     /// Waits until something has ended; gives the time then.
-    fn wait(&self) -> Instant {
-        while self.used.load(Ordering::Acquire) == self.taken {
+    fn wait(&self) -> Result<Instant, Failure> {
+        while self.used()? == self.taken {
             if self.wanted.polls {
                 std::hint::spin_loop();
                 continue;
             }
-            self.interrupt_at.store(self.taken, Ordering::Release);
+            self.ring.store(self.taken, INTERRUPT_AT, Ordering::Release)?;
             fence(Ordering::SeqCst);
-            if self.used.load(Ordering::Acquire) == self.taken {
+            if self.used()? == self.taken {
                 // An error is an interruption: the loop looks again.
                 let _: io::Result<u64> = self.interrupt.read();
             }
         }
-        Instant::now()
+        Ok(Instant::now())
+    }
+
+    fn used(&self) -> Result<u16, Failure> {
+        Ok(self.ring.load(USED_INDEX, Ordering::Acquire)?)
     }
 
     /// Takes out what has ended.
     fn reap(&mut self, now: Instant, to: &mut Vec<u64>, from: Instant) -> Result<(), Failure> {
-        let used = self.used.load(Ordering::Acquire);
+        let used = self.used()?;
         while self.taken != used {
             let entry = USED + 4 + 8 * usize::from(self.taken % SIZE);
             let head: u32 = self.ring.load(entry, Ordering::Relaxed)?;
@@ -353,7 +352,7 @@ impl<'a> Guest<'a> {
         }
         if self.wanted.polls {
             // As far away as it can be.
-            self.interrupt_at.store(self.taken.wrapping_sub(1), Ordering::Relaxed);
+            self.ring.store(self.taken.wrapping_sub(1), INTERRUPT_AT, Ordering::Relaxed)?;
         }
         Ok(())
     }
