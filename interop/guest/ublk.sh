@@ -230,6 +230,41 @@ under_io() {
     ! wait $fio || fail "fio has not noticed that the disk has ended"
 }
 
+# iops DEVICE BYTES: what fio reads of a device at depth 32.
+iops() {
+    fio --name=x --filename="$1" --direct=1 --ioengine=libaio --iodepth=32 --rw=randread --bs="$2" --size=64m --norandommap \
+        --time_based --ramp_time=1 --runtime=3 --minimal 2>/dev/null | awk -F ';' 'NF > 8 { print $8 }'
+}
+
+# The disk beside the kernel's own block device, nvme-tcp, on the same namespace: in turn, five rounds. Both are emulated,
+# so only the ratio says something, and not what it is on a processor.
+speed() {
+    local d bytes round ours theirs
+    begin --cores 0,1
+    modprobe nvme-tcp
+    ADDR=127.0.0.1 connect
+    d=$(dev 1)
+    dd if=/dev/urandom of=$DISK bs=1M count=64 oflag=direct 2>/dev/null
+    for bytes in 4k 128k; do
+        : >/tmp/rounds
+        for round in 1 2 3 4 5; do
+            ours=$(iops $DISK $bytes)
+            theirs=$(iops "$d" $bytes)
+            [ "${ours:-0}" -gt 0 ] && [ "${theirs:-0}" -gt 0 ] || fail "fio has no figures: '$ours' and '$theirs'"
+            echo "$ours $theirs" >>/tmp/rounds
+        done
+        awk -v bytes=$bytes '{ o[NR] = $1; t[NR] = $2; r[NR] = $1 / $2 }
+            function sorted(a, n,    i, j, x) {
+                for (i = 2; i <= n; i++) for (j = i; j > 1 && a[j] < a[j - 1]; j--) { x = a[j]; a[j] = a[j - 1]; a[j - 1] = x }
+            }
+            END { sorted(o, NR); sorted(t, NR); sorted(r, NR); m = int((NR + 1) / 2)
+                printf "# emulated: %s reads at depth 32: ublk %d IOPS, nvme-tcp of the kernel %d, ratio %.2f (%.2f - %.2f)\n",
+                    bytes, o[m], t[m], r[m], r[1], r[NR] }' /tmp/rounds >>/tmp/speed
+    done
+    disconnect
+    detach
+}
+
 dispatch "$@"
 log_start
 check without-driver 60 without_driver
@@ -244,6 +279,8 @@ check abandoned 90 abandoned
 check memory 90 memory
 check resize 120 resize
 check under-io 90 under_io
+check speed 240 speed
+cat /tmp/speed 2>/dev/null || true
 # The disk that ends under I/O, and the one that was abandoned, provoke errors.
 check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)'
 finish

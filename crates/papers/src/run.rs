@@ -3,6 +3,7 @@
 //! The runs of a block are made one after the other, forward in one block and backward in the next. The record
 //! is written after each block, so that a run that breaks off goes on where it was.
 
+mod converged;
 mod cpu;
 mod fleet;
 mod library;
@@ -12,7 +13,7 @@ mod settings;
 mod store;
 mod values;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -25,18 +26,20 @@ use crate::experiment::{Column, Experiment, Series};
 use crate::record::{Effort, Missing, Point, Record, Run, StandIn};
 
 pub use settings::{
-    AccelSettings, AffinitySettings, CoreMode, Digest, LoadSettings, Maps, Neighbour, PairSettings,
-    PlacementKind, Protocol, SettingsError, ShareSettings, SubjectKind, SubmitSettings,
+    AccelSettings, AffinitySettings, ConvergedSettings, CoreMode, Digest, LoadSettings, Maps, Mix,
+    Neighbour, PairSettings, PlacementKind, Protocol, SettingsError, ShareSettings, SubjectKind,
+    SubmitSettings, Wire,
 };
 pub use store::{StoreError, load_folder, load_record, record_path};
 
 /// The procedures, with the metrics that each can measure.
-pub const PROCEDURES: [(&str, &[&str]); 8] = [
+pub const PROCEDURES: [(&str, &[&str]); 9] = [
     ("load", &values::METRICS),
     ("affinity", &library::METRICS),
     ("share", &library::METRICS),
     ("submit", &library::SUBMIT_METRICS),
     ("fleet", &fleet::METRICS),
+    ("converged", &converged::METRICS),
     ("limit", &["iops", "gbit_per_s"]),
     ("gap", &["iops", "gbit_per_s"]),
     ("accel", &["ns_per_op", "gbyte_per_s"]),
@@ -76,6 +79,7 @@ pub fn check_settings(
             settings.check_agents()
         }
         "submit" => read::<SubmitSettings>(table)?.check(),
+        "converged" => read::<ConvergedSettings>(table)?.check(),
         "limit" | "gap" => read::<PairSettings>(table)?.check(),
         "affinity" => read::<AffinitySettings>(table)?.check(),
         "share" => read::<ShareSettings>(table)?.check(),
@@ -185,6 +189,8 @@ pub struct Options<'a> {
     pub target: Option<(SocketAddr, Nqn)>,
     /// A namespace that the kernel's target exports.
     pub nvmet: Option<(SocketAddr, Nqn)>,
+    /// The address of this machine's interface that has an RDMA device.
+    pub rdma: Option<IpAddr>,
     /// The program that runs as an agent, with `bench agent --stdio`.
     pub agent: Option<PathBuf>,
     /// The engine that computes digests.
@@ -253,6 +259,7 @@ pub fn run(
         "gap" => pair::gap(experiment, options, &mut journal),
         "accel" => pair::accel(experiment, options, &mut journal),
         "fleet" => fleet::measure(experiment, options, &mut journal),
+        "converged" => converged::measure(experiment, options, &mut journal),
         "affinity" | "share" | "submit" => library::measure(experiment, options, &mut journal),
         other => Err(RunError::Failed(format!("there is no procedure `{other}`"))),
     };

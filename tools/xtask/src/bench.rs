@@ -1,12 +1,14 @@
 //! `cargo xtask bench`: figures of docs/PERFORMANCE.md and docs/lab, target on core 0 and host on core 1.
 
 mod control;
+mod disks;
 mod figures;
 mod gap;
 mod idle;
 mod memory;
 mod modes;
 mod process;
+mod scrape;
 mod sessions;
 mod simple;
 mod start;
@@ -82,6 +84,10 @@ enum Section {
     Tail,
     /// The control plane: 1,000 subsystems, and calls and changes under I/O.
     Control,
+    /// Disks by NBD beside nbdkit, and by vhost-user beside `raceline perf`.
+    Disks,
+    /// The time of a scrape of metrics, and I/O beside scrapes.
+    Scrape,
 }
 
 /// Measures and prints the sections.
@@ -105,6 +111,8 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<()> {
             Section::Scale => gap::scale(tree),
             Section::Tail => tail::run(tree, options),
             Section::Control => control::run(tree, options),
+            Section::Disks => disks::run(tree, options),
+            Section::Scrape => scrape::run(tree, options),
         };
         report.insert(name.get_name().to_owned(), found?);
         // Measured values are kept even if a later section fails.

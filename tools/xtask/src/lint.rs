@@ -20,6 +20,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/accel/src/work.rs",
     "crates/accel/tests/support/engine.rs",
     "crates/accel/tests/support/memory.rs",
+    "crates/bdev/examples/count.rs",
     "crates/bdev/src/drive/ioctl.rs",
     "crates/bench/src/local/ring.rs",
     "crates/capi/src/boundary.rs",

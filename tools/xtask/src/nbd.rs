@@ -49,6 +49,16 @@ impl Disk {
         Ok(Self { uri: text("uri")?, place: text("device")?, running })
     }
 
+    /// How clients name it.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
     /// Kills it without warning.
     pub(crate) fn kill(&mut self) {
         self.running.kill();

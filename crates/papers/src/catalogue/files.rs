@@ -7,7 +7,7 @@ macro_rules! files {
 }
 
 /// All files.
-pub(super) const ALL: [(&str, &str); 33] = files![
+pub(super) const ALL: [(&str, &str); 34] = files![
     "adq-f4.toml",
     "adq-f5.toml",
     "adq-f6.toml",
@@ -36,6 +36,7 @@ pub(super) const ALL: [(&str, &str); 33] = files![
     "latency.toml",
     "neighbour.toml",
     "fleet.toml",
+    "converged.toml",
     "gro.toml",
     "mtu.toml",
     "messages.toml",

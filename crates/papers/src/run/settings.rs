@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::Timing;
 use crate::bed::link::LinkOptions;
 
+mod converged;
+
+pub use converged::{ConvergedSettings, Mix, Wire};
+
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsError {

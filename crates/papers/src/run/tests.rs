@@ -11,7 +11,7 @@ fn catalogue() -> Catalogue {
 }
 
 /// Runs of tests that run at the same time would starve each other: each has the cores alone.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
+pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -28,6 +28,7 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
         spdk: None,
         target: None,
         nvmet: None,
+        rdma: None,
         agent: None,
         engine: None,
         cpus: raceline_reactor::affinity::allowed_cores().unwrap(),

@@ -69,7 +69,7 @@ impl Outbox {
         self.queue.set_queue_kind(is_admin);
         let says_success = answers.says_success && !answers.flow_control;
         self.answers = Answers { says_success, ..answers };
-        // A batch in use stays as it is: it grows when needed.
+        // A batch in use gets its room when it comes back.
         if self.batch.is_empty() {
             self.batch = new_batch(answers.entries);
         }
@@ -103,6 +103,11 @@ impl Outbox {
     #[inline]
     pub(crate) fn take_back(&mut self, mut batch: Box<SendBatch>) {
         batch.clear();
+        let entries = usize::from(self.answers.entries);
+        if !batch.has_room(entries * HEADER_BYTES_PER_COMMAND, entries) {
+            // It left before the queue was connected, with the answer to ICReq or to Connect.
+            batch = new_batch(self.answers.entries);
+        }
         // The same batch is filled again, if possible: with two in turns, neither may be in the caches.
         if self.batch.is_empty() {
             std::mem::swap(&mut self.batch, &mut batch);

@@ -97,7 +97,7 @@ fn subsystem(rpc: &mut Rpc, index: usize) -> Result<()> {
     Ok(())
 }
 
-fn at(port: &str) -> Value {
+pub(super) fn at(port: &str) -> Value {
     json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port})
 }
 
@@ -227,19 +227,19 @@ fn perf(tree: &Tree, address: &[String], words: &str) -> Result<Running> {
 }
 
 /// A connection for calls, which then start no process each.
-struct Rpc {
+pub(super) struct Rpc {
     stream: UnixStream,
     reader: BufReader<UnixStream>,
 }
 
 impl Rpc {
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(CALL_LIMIT))?;
         Ok(Self { reader: BufReader::new(stream.try_clone()?), stream })
     }
 
-    fn call(&mut self, method: &str, params: Value) -> Result<Value> {
+    pub(super) fn call(&mut self, method: &str, params: Value) -> Result<Value> {
         let mut request = json!({"jsonrpc": "2.0", "id": 1, "method": method});
         if !params.is_null() {
             request["params"] = params;

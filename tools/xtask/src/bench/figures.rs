@@ -45,6 +45,14 @@ pub(super) fn at_most(name: &str, value: f64, bar: f64, unit: &str) -> Value {
     json!({ "name": name, "value": value, "bar": bar, "unit": unit, "reached": reached })
 }
 
+/// The same with a lower bar.
+pub(super) fn at_least(name: &str, value: f64, bar: f64, unit: &str) -> Value {
+    let reached = value >= bar;
+    let verdict = if reached { "ok" } else { "BELOW THE BAR" };
+    println!("{name}: {value:.2} {unit} (bar: {bar} {unit}): {verdict}");
+    json!({ "name": name, "value": value, "bar": bar, "unit": unit, "reached": reached })
+}
+
 /// The results of a run of `raceline perf`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Perf {

@@ -134,6 +134,10 @@ fn modelled(run: &Run, saved_ns_per_byte: f64) -> Option<Run> {
             values.insert(metric.to_owned(), value * part);
         }
     }
+    // The same work in a part of the time.
+    if let Some(value) = run.values.get("iops_per_core").filter(|_| part > 0.0) {
+        values.insert("iops_per_core".to_owned(), value / part);
+    }
     Some(Run { values, latencies: Vec::new(), target_bound: None, ..run.clone() })
 }
 
@@ -231,6 +235,7 @@ mod tests {
             ("cpu_ns_per_byte", ns_per_byte),
             ("cpu_ns_per_io", 8192.0 * ns_per_byte),
             ("iops", 5.0),
+            ("iops_per_core", 30.0),
         ];
         Run {
             block: 3,
@@ -248,6 +253,7 @@ mod tests {
         assert_eq!(model.block, 3);
         assert!((model.values["cpu_ns_per_byte"] - 0.3).abs() < 1e-9);
         assert!((model.values["cpu_ns_per_io"] - 0.3 * 8192.0).abs() < 1e-6);
+        assert!((model.values["iops_per_core"] - 50.0).abs() < 1e-9);
         assert!(!model.values.contains_key("iops") && model.latencies.is_empty());
         // What costs less than what is taken away costs nothing, and never less.
         assert_eq!(modelled(&run(0.1), 0.2).unwrap().values["cpu_ns_per_byte"], 0.0);

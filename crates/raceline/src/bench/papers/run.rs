@@ -157,6 +157,7 @@ impl Shared<'_> {
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
             nvmet: self.args.nvmet.clone(),
+            rdma: self.args.rdma,
             agent: std::env::current_exe().ok(),
             engine,
             cpus: self.cpus.clone(),

@@ -1,6 +1,6 @@
 //! Arguments of `raceline bench list`, `show`, `run` and `compare`.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -85,6 +85,10 @@ pub(crate) struct RunArgs {
     /// A namespace of up to 1 MiB per command that the kernel's target exports: it is measured, too
     #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
     pub(crate) nvmet: Option<(SocketAddr, Nqn)>,
+
+    /// The address of an interface of this machine that has an RDMA device: NVMe/RDMA takes part in CONVERGED
+    #[arg(long, value_name = "ADDR", help_heading = "Subjects")]
+    pub(crate) rdma: Option<IpAddr>,
 
     /// The engine that computes digests, in experiments that have one [default: a DSA device, or a thread
     /// that plays one]

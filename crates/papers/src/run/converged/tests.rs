@@ -1,0 +1,268 @@
+//! All four protocols at once in one target, NVMe/RDMA over a simulated network; and what is left without it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use raceline_bench::distance::Distances;
+use raceline_host::RdmaDevices;
+use raceline_rdma::fake::{Network, NetworkConfig};
+use raceline_rdma::verbs::ProviderError;
+use raceline_rdma::waiting::WaitingDevice;
+use raceline_target::{RdmaConfig, RdmaStreams, TargetConfig};
+
+use super::super::{Journal, Timing};
+use super::*;
+use crate::bed::Loopback;
+use crate::catalogue::Catalogue;
+use crate::record::{Effort, Record};
+
+/// Each queue of a host gets a device of the simulated network.
+#[derive(Debug)]
+struct Devices(Network);
+
+impl RdmaDevices for Devices {
+    fn open(
+        &self,
+        _: SocketAddr,
+        _: Option<std::net::IpAddr>,
+        _: u32,
+    ) -> Result<Box<dyn WaitingDevice>, ProviderError> {
+        Ok(Box::new(self.0.add_device()))
+    }
+}
+
+/// What runs over the simulated network; the thread moves it until it is told to stop.
+fn with_fabric<T>(work: impl FnOnce(Rdma, &Network) -> T) -> T {
+    let network = Network::new(NetworkConfig::default());
+    let stop = AtomicBool::new(false);
+    let result = std::thread::scope(|scope| {
+        let moved = network.clone();
+        let stopped = &stop;
+        scope.spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                if !moved.step() {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        });
+        let target = network.clone();
+        let streams = move |config: &TargetConfig| {
+            let network = target.clone();
+            let open = move |_| Ok(Box::new(network.add_device()) as _);
+            Arc::new(RdmaStreams::over(RdmaConfig::of(config), open))
+        };
+        let rdma = Rdma {
+            address: std::net::Ipv4Addr::LOCALHOST.into(),
+            devices: Arc::new(Devices(network.clone())),
+            streams: Box::new(streams),
+        };
+        let result = work(rdma, &network);
+        stop.store(true, Ordering::Relaxed);
+        result
+    });
+    assert_eq!(network.misuses(), Vec::<String>::new());
+    result
+}
+
+fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync)) -> Options<'a> {
+    let ms = Duration::from_millis;
+    Options {
+        effort: Effort::Quick,
+        timing: Timing { blocks: 1, ramp: ms(20), time: ms(300), is_stated: false },
+        until: 1,
+        seed: 7,
+        out: None,
+        bed: &Loopback,
+        spdk: None,
+        target: None,
+        nvmet: None,
+        rdma: None,
+        agent: None,
+        engine: None,
+        cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
+        distances: Distances::with_patience(ms(500)),
+        environment: serde_json::Value::Null,
+        version: "test".to_owned(),
+        stop,
+    }
+}
+
+/// The record of the experiment, with so many limits for a machine that does other things.
+fn record(rdma: Result<Rdma, String>) -> Option<Record> {
+    let _alone = super::super::tests::alone();
+    let catalogue = Catalogue::builtin().unwrap_or_else(|error| panic!("{error}"));
+    let mut experiment = catalogue.find("CONVERGED").unwrap().clone();
+    experiment.procedure.settings.insert("memory_mib".to_owned(), 16.into());
+    for series in &mut experiment.series {
+        series.settings.remove("limit_iops");
+        series.settings.insert("limit_iops".to_owned(), 200.into());
+    }
+    let options = options(&|| false);
+    if options.cpus.len() < 2 {
+        return None;
+    }
+    let mut report = |_| {};
+    let mut journal = Journal::open(&experiment, &options, &mut report).unwrap();
+    measure_with(&experiment, &options, &mut journal, rdma).unwrap_or_else(|why| panic!("{why}"));
+    Some(journal.record)
+}
+
+fn value(record: &Record, series: &str, column: &str, metric: &str) -> Option<f64> {
+    let is_it = |point: &&crate::record::Point| point.series == series && point.x == column;
+    record.points.iter().find(is_it)?.runs.first()?.values.get(metric).copied()
+}
+
+#[test]
+fn four_protocols_run_at_once_and_every_byte_is_right() {
+    let Some(record) = with_fabric(|rdma, _| record(Ok(rdma))) else { return };
+    assert!(record.missing.is_empty(), "{:?}", record.missing);
+    for column in ["together", "weights", "limits"] {
+        let mut all = 0.0;
+        for series in ["tcp", "tls", "iscsi", "rdma"] {
+            let of = |metric: &str| value(&record, series, column, metric);
+            assert!(of("iops").unwrap() > 0.0 && of("checked").unwrap() > 0.0, "{series} {column}");
+            all += of("share_percent").unwrap();
+            let limited = column == "limits" && series != "iscsi";
+            assert_eq!(of("limit_percent").is_some(), limited, "{series} {column}");
+            // What a burst of 10 ms and the end of a run may add in 300 ms.
+            let part = of("limit_percent").unwrap_or(0.0);
+            assert!(part < 115.0, "{series}, {column}: {part} % of its limit");
+        }
+        assert!((all - 100.0).abs() < 1e-6, "{column}: {all}");
+    }
+    assert!(value(&record, "rdma", "alone", "iops").unwrap() > 0.0);
+    assert_eq!(value(&record, "rdma", "alone", "share_percent"), None);
+}
+
+#[test]
+fn without_a_device_the_row_of_rdma_is_missing_by_name() {
+    let Some(record) = record(Rdma::here(None).map(|_| unreachable!())) else { return };
+    let [missing] = &record.missing[..] else { panic!("{:?}", record.missing) };
+    assert!(missing.what.contains("series rdma: NVMe/RDMA"), "{missing:?}");
+    assert!(missing.why.contains("--rdma ADDR"), "{missing:?}");
+    assert!(value(&record, "iscsi", "together", "iops").unwrap() > 0.0);
+    assert_eq!(value(&record, "rdma", "together", "iops"), None);
+    // An address without a device is named, too.
+    let at = "192.0.2.77".parse().unwrap();
+    let why = Rdma::here(Some(at)).err().unwrap();
+    assert!(why.contains("192.0.2.77"), "{why}");
+}
+
+#[test]
+fn a_wrong_setting_names_its_key() {
+    for (settings, key, why) in [
+        (ConvergedSettings { weight: 0, ..ConvergedSettings::default() }, "weight", "1 to"),
+        (
+            ConvergedSettings { rw: "randread".to_owned(), ..ConvergedSettings::default() },
+            "rw",
+            "nothing to verify",
+        ),
+        (
+            ConvergedSettings { memory_mib: 16, io_bytes: 1 << 20, ..ConvergedSettings::default() },
+            "memory_mib",
+            "does not hold 16",
+        ),
+    ] {
+        let error = settings.check().unwrap_err();
+        assert_eq!(error.key, key);
+        assert!(error.why.contains(why), "{error:?}");
+    }
+}
+
+/// The four protocols, each with this depth and these bytes but for the one that differs.
+fn lanes_but(other: Wire, depth: u16, io_bytes: u32) -> Vec<ConvergedSettings> {
+    [Wire::NvmeTcp, Wire::NvmeTls, Wire::Iscsi, Wire::NvmeRdma]
+        .map(|protocol| match protocol == other {
+            true => ConvergedSettings { protocol, depth, io_bytes, ..ConvergedSettings::default() },
+            false => ConvergedSettings { protocol, depth: 4, ..ConvergedSettings::default() },
+        })
+        .to_vec()
+}
+
+fn hosts_of(served: &Served, lanes: &[ConvergedSettings], options: &Options<'_>) -> Vec<Host> {
+    let host = |lane| Host::new(served, lane, &options.timing, options.cpus[1], options.seed);
+    lanes.iter().map(host).collect::<Result<_, _>>().unwrap()
+}
+
+/// Runs with a target of all protocols, on a machine that has two CPUs.
+fn with_target(rdma: &Rdma, depth: u16, work: impl FnOnce(&Served, &Options<'_>)) {
+    let options = options(&|| false);
+    if options.cpus.len() < 2 {
+        return;
+    }
+    let lanes = lanes_but(Wire::NvmeTcp, depth, 4096);
+    let lanes: Vec<&ConvergedSettings> = lanes.iter().collect();
+    let served = Served::start(&lanes, &options, Some(rdma)).unwrap();
+    work(&served, &options);
+    served.stop().unwrap();
+}
+
+#[test]
+fn an_overload_of_one_protocol_leaves_the_data_of_the_others_right() {
+    let _alone = super::super::tests::alone();
+    with_fabric(|rdma, _| {
+        with_target(&rdma, 64, |served, options| {
+            for loud in [Wire::NvmeTcp, Wire::NvmeTls, Wire::Iscsi, Wire::NvmeRdma] {
+                let hosts = hosts_of(served, &lanes_but(loud, 64, 128 << 10), options);
+                let found = hosts::run(options.bed, &hosts, options.stop);
+                let found = found.unwrap_or_else(|why| panic!("beside {}: {why}", loud.name()));
+                assert!(found.iter().all(|of| of.checked > 0), "{}: {found:?}", loud.name());
+            }
+        });
+    });
+}
+
+#[test]
+fn broken_connections_of_one_protocol_leave_the_others_right() {
+    let _alone = super::super::tests::alone();
+    with_fabric(|rdma, network| {
+        with_target(&rdma, 4, |served, options| {
+            let all = lanes_but(Wire::NvmeTcp, 4, 4096);
+            for broken in [Wire::NvmeTcp, Wire::NvmeTls, Wire::Iscsi] {
+                let address = served.address(broken).unwrap();
+                let (found, count) = beside(
+                    || hosts::run(options.bed, &hosts_of(served, &all, options), options.stop),
+                    |turn| {
+                        let mut stream = std::net::TcpStream::connect(address).unwrap();
+                        // Zeroes are a PDU of every protocol that is too short; others are of no known kind.
+                        let byte = u8::try_from(turn % 255).unwrap();
+                        let _ = std::io::Write::write_all(&mut stream, &[byte; 128]);
+                    },
+                );
+                let found = found.unwrap_or_else(|why| panic!("beside {}: {why}", broken.name()));
+                assert!(count > 0 && found.iter().all(|of| of.checked > 0), "{found:?}");
+            }
+            // Every connection of RDMA is cut, again and again, while its host makes them anew.
+            let (rdma, others): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|lane| lane.protocol == Wire::NvmeRdma);
+            let hosts = (hosts_of(served, &rdma, options), hosts_of(served, &others, options));
+            let (found, count) = beside(
+                || hosts::run(options.bed, &hosts.1, options.stop),
+                |_| {
+                    let victim = || hosts::run(options.bed, &hosts.0, options.stop);
+                    let (ended, _) = beside(victim, |_| network.cut_all());
+                    assert!(ended.is_err(), "a host whose connections are cut has no result");
+                },
+            );
+            let found = found.unwrap_or_else(|why| panic!("beside RDMA: {why}"));
+            assert!(count > 0 && found.iter().all(|of| of.checked > 0), "{found:?}");
+            // And it can be reached as before.
+            hosts::run(options.bed, &hosts.0, options.stop).unwrap_or_else(|why| panic!("{why}"));
+        });
+    });
+}
+
+/// Does something, and something else again and again beside it, at least once; gives the result and how often.
+fn beside<T: Send>(work: impl FnOnce() -> T + Send, mut other: impl FnMut(u32)) -> (T, u32) {
+    std::thread::scope(|scope| {
+        let work = scope.spawn(work);
+        let mut count = 0;
+        while count == 0 || !work.is_finished() {
+            other(count);
+            count += 1;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        (work.join().unwrap(), count)
+    })
+}
