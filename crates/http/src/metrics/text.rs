@@ -1,37 +1,57 @@
-//! The text of metrics: OpenMetrics 1.0, or the classic form of Prometheus (0.0.4), whichever a scraper prefers.
+//! The text of metrics: OpenMetrics 1.0, the classic form of Prometheus (0.0.4), or its binary form, whichever a scraper
+//! prefers.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
+
+use super::protobuf::{Families, Histogram, Native};
 
 /// A form of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     OpenMetrics,
     Classic,
+    /// Binary, with native histograms.
+    Protobuf,
 }
 
 const OPEN_METRICS: &str = "application/openmetrics-text";
+const PROTOBUF: &str = "application/vnd.google.protobuf";
+/// What the binary form has to be.
+const FAMILIES: [&str; 2] = ["proto=io.prometheus.client.MetricFamily", "encoding=delimited"];
 
 impl Form {
     /// What a scraper that sends this Accept header prefers.
     pub(crate) fn preferred(accept: &str) -> Self {
-        let (mut open, mut classic) = (0, 0);
+        let (mut open, mut classic, mut binary) = (0, 0, 0);
         for part in accept.split(',') {
             let mut fields = part.split(';').map(str::trim);
             let kind = fields.next().unwrap_or_default();
+            let is_families =
+                FAMILIES.iter().all(|wanted| fields.clone().any(|field| field == *wanted));
             let weight = fields.find_map(|field| field.strip_prefix("q=")).map_or(1000, weight);
-            if kind.eq_ignore_ascii_case(OPEN_METRICS) {
+            if kind.eq_ignore_ascii_case(PROTOBUF) && is_families {
+                binary = binary.max(weight);
+            } else if kind.eq_ignore_ascii_case(OPEN_METRICS) {
                 open = open.max(weight);
             } else if kind.eq_ignore_ascii_case("text/plain") {
                 classic = classic.max(weight);
             }
         }
-        if open > 0 && open >= classic { Self::OpenMetrics } else { Self::Classic }
+        match () {
+            () if binary > 0 && binary >= open.max(classic) => Self::Protobuf,
+            () if open > 0 && open >= classic => Self::OpenMetrics,
+            () => Self::Classic,
+        }
     }
 
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+            }
         }
     }
 }
@@ -146,6 +166,43 @@ impl Labels {
         }
         Self(text)
     }
+
+    /// The names and values.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, Cow<'_, str>)> {
+        let mut rest = self.0.as_str();
+        std::iter::from_fn(move || {
+            let (name, after) = rest.split_once("=\"")?;
+            let mut is_escaped = false;
+            let end = after.find(|letter| {
+                let ends = letter == '"' && !is_escaped;
+                is_escaped = letter == '\\' && !is_escaped;
+                ends
+            })?;
+            let (value, after) = after.split_at(end);
+            rest = after.strip_prefix("\",").unwrap_or_default();
+            Some((name, unescaped(value)))
+        })
+    }
+}
+
+/// The value of a label as it was before [`Labels::and`].
+fn unescaped(value: &str) -> Cow<'_, str> {
+    if !value.contains('\\') {
+        return Cow::Borrowed(value);
+    }
+    let mut text = String::with_capacity(value.len());
+    let mut letters = value.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' if letters.as_str().starts_with('n') => {
+                letters.next();
+                text.push('\n');
+            }
+            '\\' => text.extend(letters.next()),
+            _ => text.push(letter),
+        }
+    }
+    Cow::Owned(text)
 }
 
 /// A value.
@@ -155,6 +212,17 @@ pub(crate) enum Value {
     /// Nanoseconds, which are shown as seconds.
     Nanoseconds(u64),
     Real(f64),
+}
+
+impl Value {
+    /// The binary form has these alone.
+    pub(crate) fn real(self) -> f64 {
+        match self {
+            Self::Count(count) => count as f64,
+            Self::Nanoseconds(ns) => ns as f64 / 1e9,
+            Self::Real(real) => real,
+        }
+    }
 }
 
 impl From<u64> for Value {
@@ -178,13 +246,15 @@ impl From<bool> for Value {
 /// A text that grows.
 pub(crate) struct Text {
     text: String,
+    families: Families,
     form: Form,
     names: Names,
 }
 
 impl Text {
     pub(crate) fn new(form: Form, names: Names) -> Self {
-        Self { text: String::with_capacity(64 << 10), form, names }
+        let (text, families) = (String::with_capacity(64 << 10), Families::default());
+        Self { text, families, form, names }
     }
 
     /// Begins a metric; all its samples follow. A counter is named without `_total`.
@@ -192,7 +262,11 @@ impl Text {
         let shown = self.names.of(name);
         let prefix = self.names.prefix();
         let suffix = if kind == Kind::Counter { "_total" } else { "" };
-        if let Some(name) = shown {
+        if let Some(name) = shown
+            && self.form == Form::Protobuf
+        {
+            self.families.begin(&format!("{prefix}{name}{suffix}"), help, kind);
+        } else if let Some(name) = shown {
             // The classic form names a counter by its sample.
             let named = if self.form == Form::Classic { suffix } else { "" };
             let word = match kind {
@@ -205,7 +279,8 @@ impl Text {
             let _ = writeln!(text, "# TYPE {prefix}{name}{named} {word}");
         }
         let (wanted, name) = (shown.is_some(), shown.unwrap_or_default());
-        Metric { text: &mut self.text, prefix, name, suffix, wanted }
+        let families = (self.form == Form::Protobuf).then_some(&mut self.families);
+        Metric { text: &mut self.text, families, prefix, name, suffix, wanted }
     }
 
     /// A metric whose samples are at hand.
@@ -230,17 +305,21 @@ impl Text {
         samples.into_iter().for_each(|(labels, value)| metric.sample(&labels, value));
     }
 
-    pub(crate) fn finish(mut self) -> String {
-        if self.form == Form::OpenMetrics {
-            self.text.push_str("# EOF\n");
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        match self.form {
+            Form::OpenMetrics => self.text.push_str("# EOF\n"),
+            Form::Classic => {}
+            Form::Protobuf => return self.families.finish(),
         }
-        self.text
+        self.text.into_bytes()
     }
 }
 
 /// A metric whose samples are being written.
 pub(crate) struct Metric<'a> {
     text: &'a mut String,
+    /// There for the binary form.
+    families: Option<&'a mut Families>,
     prefix: &'static str,
     name: &'static str,
     suffix: &'static str,
@@ -249,31 +328,40 @@ pub(crate) struct Metric<'a> {
 
 impl Metric<'_> {
     pub(crate) fn sample(&mut self, labels: &Labels, value: impl Into<Value>) {
-        if self.wanted {
-            self.line(self.suffix, labels, None, value.into());
+        match &mut self.families {
+            _ if !self.wanted => {}
+            Some(families) => families.sample(labels, value.into()),
+            None => self.line(self.suffix, labels, None, value.into()),
         }
     }
 
     /// A histogram: counts of values up to each border in seconds, not yet summed up, with the count above the last
-    /// border as the last one.
+    /// border as the last one. The binary form also has the native histogram, if there is one.
     pub(crate) fn histogram(
         &mut self,
         labels: &Labels,
-        borders: &[f64],
-        counts: &[u64],
+        (borders, counts): (&[f64], &[u64]),
         sum_ns: u64,
+        native: Option<Native<'_>>,
     ) {
         if !self.wanted {
             return;
         }
-        let mut total = 0;
-        for (index, count) in counts.iter().enumerate() {
-            total += count;
-            let border = borders.get(index).copied().unwrap_or(f64::INFINITY);
-            self.line("_bucket", labels, Some(border), Value::Count(total));
+        let mut count = 0;
+        let sums = counts.iter().enumerate().map(|(index, more)| {
+            count += more;
+            (borders.get(index).copied().unwrap_or(f64::INFINITY), count)
+        });
+        let classic: Vec<(f64, u64)> = sums.collect();
+        if let Some(families) = &mut self.families {
+            let histogram = Histogram { classic: &classic, native, count, sum_ns };
+            return families.histogram(labels, &histogram);
+        }
+        for (border, count) in &classic {
+            self.line("_bucket", labels, Some(*border), Value::Count(*count));
         }
         self.line("_sum", labels, None, Value::Nanoseconds(sum_ns));
-        self.line("_count", labels, None, Value::Count(total));
+        self.line("_count", labels, None, Value::Count(count));
     }
 
     fn line(&mut self, suffix: &str, labels: &Labels, border: Option<f64>, value: Value) {
@@ -321,6 +409,16 @@ mod tests {
             ),
             ("application/openmetrics-text;q=0", Form::Classic),
             (
+                "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,\
+                 application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                 text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                Form::Protobuf,
+            ),
+            (
+                "application/vnd.google.protobuf;proto=other.Family;encoding=delimited",
+                Form::Classic,
+            ),
+            (
                 "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
                  text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
                 Form::OpenMetrics,
@@ -336,9 +434,19 @@ mod tests {
         let mut metric = text.metric("bdev_reads_completed", Kind::Counter, "Reads.");
         metric.sample(&labels, 7_u64);
         let mut metric = text.metric("latency_seconds", Kind::Histogram, "Times.");
-        metric.histogram(&Labels::default(), &[0.5, 1.0], &[1, 0, 2], 3_000_000_001);
+        metric.histogram(&Labels::default(), (&[0.5, 1.0], &[1, 0, 2]), 3_000_000_001, None);
         text.gauge("ratio", "A part.", [(Labels::default(), Value::Real(0.25))]);
-        text.finish()
+        String::from_utf8(text.finish()).unwrap()
+    }
+
+    #[test]
+    fn labels_are_found_again() {
+        let labels = Labels::new(&[("a", "plain"), ("b", "q\"\\\n,c=\"d\\n"), ("c", "")]);
+        let pairs: Vec<_> =
+            labels.pairs().map(|(name, value)| (name, value.into_owned())).collect();
+        let expected = [("a", "plain"), ("b", "q\"\\\n,c=\"d\\n"), ("c", "")];
+        assert_eq!(pairs, expected.map(|(name, value)| (name, value.to_owned())));
+        assert_eq!(Labels::default().pairs().count(), 0);
     }
 
     #[test]
