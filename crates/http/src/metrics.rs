@@ -12,6 +12,7 @@ mod process;
 mod protobuf;
 mod subsystems;
 pub(crate) mod text;
+mod values;
 
 use std::sync::Arc;
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "serve/scarce.rs"]
+mod scarce;
 mod support;
 #[path = "serve/watch.rs"]
 mod watch;

@@ -1,7 +1,7 @@
 //! Metrics in the binary form of Prometheus (io.prometheus.client.MetricFamily, each behind its length): the only one that
 //! carries native histograms.
 
-use super::text::{Kind, Labels, Value};
+use super::values::{Kind, Labels, Value};
 
 /// A histogram whose buckets end at the powers of two of a second (schema 0).
 #[derive(Clone, Copy, Debug)]

@@ -171,6 +171,8 @@ fn read_slowly(served: &Served, count: u64) {
     let host = Host::connect(config).unwrap();
     let mut block = [0; 512];
     (0..count).for_each(|lba| host.read(NamespaceId(2), lba, &mut block).unwrap());
+    // One that the target refuses.
+    assert!(host.read(NamespaceId(2), 1 << 20, &mut block).is_err());
 }
 
 #[test]
@@ -203,6 +205,8 @@ fn native_histograms_are_stored() {
     for (expression, expected) in [
         ("raceline_bdev_reads_completed_total{bdev_name=\"D0\"}", 8.0),
         ("raceline_bdev_capacity_bytes{bdev_name=\"M0\"}", 1_048_576.0),
+        ("raceline_command_errors_total{status=\"0/80\",name=\"LBA Out of Range\"}", 1.0),
+        ("sum(raceline_tls_handshakes_total)", 0.0),
         ("ceph_nvmeof_bdev_reads_completed_total{bdev_name=\"D0\"}", 8.0),
     ] {
         let got = wait(expression, || value(expression));
