@@ -21,7 +21,7 @@ fn units(ns: u64) -> u64 {
     /// What a second has more than 10^9, times 2^20.
     const MORE: u64 = ((1 << 50) / 1_000_000_000) - (1 << 20);
     let ns = ns.min(1 << 46);
-    ns + (ns * MORE >> 20)
+    ns + ((ns * MORE) >> 20)
 }
 
 /// How long the requests of one kind have taken since the device was opened.
