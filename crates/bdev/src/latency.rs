@@ -4,12 +4,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::OpKind;
 
-/// Number of buckets. Bucket 0 counts requests below 2^[`FIRST_BORDER`] ns, bucket `n` those from 2^(`FIRST_BORDER` +
-/// n - 1) up to 2^(`FIRST_BORDER` + n), and the last one also all that took longer (from 1.07 s).
-pub const LATENCY_BUCKETS: usize = 19;
+/// Borders are powers of two of a unit, of which a second has 2 to the power of this: so they are the ones that native
+/// histograms of Prometheus have.
+pub const UNITS_PER_SECOND: u32 = 30;
 
-/// The power of two that ends the first bucket: 8.2 us.
+/// Number of buckets. Bucket 0 counts requests below 2^[`FIRST_BORDER`] units, bucket `n` those from 2^(`FIRST_BORDER` +
+/// n - 1) up to 2^(`FIRST_BORDER` + n), and the last one also all that took longer (from 32 s).
+pub const LATENCY_BUCKETS: usize = 24;
+
+/// The power of two that ends the first bucket: 7.6 us.
 pub const FIRST_BORDER: u32 = 13;
+
+/// A time in units, to about one in 2^20. What is longer than the last border by far may be anything above it.
+#[inline]
+fn units(ns: u64) -> u64 {
+    /// What a second has more than 10^9, times 2^20.
+    const MORE: u64 = ((1 << 50) / 1_000_000_000) - (1 << 20);
+    let ns = ns.min(1 << 46);
+    ns + ((ns * MORE) >> 20)
+}
 
 /// How long the requests of one kind have taken since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +56,7 @@ impl LatencyCounters {
             OpKind::Write => &self.writes,
             _ => return,
         };
-        let above = (latency_ns >> (FIRST_BORDER - 1)).max(1).ilog2() as usize;
+        let above = (units(latency_ns) >> (FIRST_BORDER - 1)).max(1).ilog2() as usize;
         let counter = &counters[above.min(LATENCY_BUCKETS - 1)];
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
@@ -80,18 +93,19 @@ mod tests {
     #[test]
     fn a_request_is_counted_below_the_power_of_two_that_is_above_its_time() {
         let core = LatencyCounters::default();
-        for latency in [1, 8191, 8192, 16383, 16384, 1 << 29, (1 << 30) - 1, 1 << 30, u64::MAX] {
+        // 2^-17 s and 2^-16 s are 7,629.4 ns and 15,258.8 ns.
+        for latency in [1, 7600, 7640, 15_200, 15_300, 999_990_000, 1_000_010_000, u64::MAX] {
             core.record(OpKind::Read, latency);
         }
         core.record(OpKind::Write, 8192);
         core.record(OpKind::Flush, 8192);
         let mut sum = SlowOnes::default();
         core.add_to(&mut sum);
-        // Three more took no time.
+        // Four more took no time.
         let reads = sum.latencies(OpKind::Read, 12, 7);
         let mut expected = [0; LATENCY_BUCKETS];
-        (expected[0], expected[1], expected[2]) = (5, 2, 1);
-        (expected[17], expected[18]) = (2, 2);
+        (expected[0], expected[1], expected[2]) = (6, 2, 1);
+        (expected[17], expected[18], expected[23]) = (1, 1, 1);
         assert_eq!(reads, Latencies { buckets: expected, sum_ns: 7 });
         assert_eq!(sum.latencies(OpKind::Write, 1, 0).buckets[..2], [0, 1]);
         assert_eq!(sum.latencies(OpKind::Flush, 3, 0).buckets[..2], [3, 0]);

@@ -55,7 +55,7 @@ pub use extent::{Sought, found_parts};
 pub use histogram::{DEFAULT_GRANULARITY, Histogram, HistogramShape};
 pub use identity::Identity;
 pub use inject::{InjectBdev, InjectControl, Injected, Injection};
-pub use latency::{FIRST_BORDER, LATENCY_BUCKETS, Latencies};
+pub use latency::{FIRST_BORDER, LATENCY_BUCKETS, Latencies, UNITS_PER_SECOND};
 pub use named::NamedBdev;
 pub use null::NullBdev;
 pub use op_kind::OpKind;

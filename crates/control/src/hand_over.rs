@@ -6,7 +6,7 @@
 //! | step | the successor | the daemon |
 //! |---|---|---|
 //! | 1 | says which forms it knows | checks that and who it is, holds back changes, and gives its configuration and what only one process can have: listeners, locks, devices, memory |
-//! | 2 | makes everything anew; says that it is ready | has its connections rest between two commands, and gives their state and their sockets |
+//! | 2 | makes everything anew; says that it is ready | tells hosts whose connections cannot go over; has the others rest between two commands, and gives their state and their sockets |
 //! | 3 | makes the connections; says that it has them | ends what could not be handed over, and says that they are the successor's; it ends |
 //! | 4 | goes on | |
 //!

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,14 +48,16 @@ pub(crate) async fn serve(
     parts: Parts,
     local: SocketAddr,
 ) {
-    let is_loopback = local.ip().to_canonical().is_loopback();
+    // A client that is gone already needs no answer.
+    let Ok(peer) = stream.peer_addr() else { return };
+    let ends = Ends { peer: peer.ip(), is_loopback: local.ip().to_canonical().is_loopback() };
     // Answers are whole: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| {
         let shared = Arc::clone(shared);
         async move {
             shared.answering.fetch_add(1, Ordering::Relaxed);
-            let answered = respond(&shared, parts, is_loopback, request).await;
+            let answered = respond(&shared, parts, ends, request).await;
             let answered = answered.unwrap_or_else(|refused| refused);
             shared.counts.answered(answered.status());
             shared.answering.fetch_sub(1, Ordering::Relaxed);
@@ -77,6 +79,14 @@ pub(crate) async fn serve(
 /// Tells a client that all places are taken.
 pub(crate) async fn refuse(mut stream: TcpStream) {
     let _ = tokio::time::timeout(REFUSAL_TIMEOUT, stream.write_all(TOO_MANY)).await;
+}
+
+/// The two ends of a connection, as far as rights depend on them.
+#[derive(Clone, Copy)]
+struct Ends {
+    peer: IpAddr,
+    /// The server listens for this machine alone.
+    is_loopback: bool,
 }
 
 /// What a request is for.
@@ -127,14 +137,14 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
 async fn respond(
     shared: &Arc<Shared>,
     parts: Parts,
-    is_loopback: bool,
+    ends: Ends,
     request: Request<Incoming>,
 ) -> Result<Answer, Answer> {
     let (head, body) = request.into_parts();
     let guard = &shared.guard;
     let place = guard.check_place(head.version, &head.uri, &head.headers);
     place.map_err(|(status, why)| text(status, why))?;
-    let caller = guard.check_token(&head.headers, is_loopback).await;
+    let caller = guard.check_token(&head.headers, ends.peer, ends.is_loopback).await;
     let caller = caller.inspect_err(|_| shared.counts.wrong_tokens.add_one())?;
     let route = route(shared, parts, &head.method, head.uri.path());
     let role = match &route {

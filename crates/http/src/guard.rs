@@ -5,19 +5,21 @@
 //! the same place.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use hyper::header::{self, HeaderMap};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{StatusCode, Uri, Version};
 use raceline_control::role::Role;
 use tokio::sync::Semaphore;
 
 use crate::answer::{Answer, text, with};
+use crate::attempts::Attempts;
 use crate::token::Token;
 
-/// How long the answer to a wrong token takes: with the number of connections, this bounds how many can be tried.
+/// How long the answer to a wrong token takes, so that those who guess from many addresses are slow as well.
 const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(500);
 /// Wrong tokens that are answered at a time; further ones are told to wait, so that those who guess hold few places.
 const WRONG_TOKENS_AT_ONCE: usize = 4;
@@ -34,6 +36,7 @@ pub(crate) struct Guard {
     read_token: Option<Token>,
     names: Vec<String>,
     slowed: Semaphore,
+    attempts: Mutex<Attempts>,
 }
 
 /// What the header Authorization holds.
@@ -47,7 +50,8 @@ enum Credentials {
 
 impl Guard {
     pub(crate) fn new(token: Option<Token>, read_token: Option<Token>, names: Vec<String>) -> Self {
-        Self { token, read_token, names, slowed: Semaphore::new(WRONG_TOKENS_AT_ONCE) }
+        let slowed = Semaphore::new(WRONG_TOKENS_AT_ONCE);
+        Self { token, read_token, names, slowed, attempts: Mutex::default() }
     }
 
     /// Checks where a request is for, and where it comes from.
@@ -105,6 +109,7 @@ impl Guard {
     pub(crate) async fn check_token(
         &self,
         headers: &HeaderMap,
+        peer: IpAddr,
         is_loopback: bool,
     ) -> Result<Caller, Answer> {
         let presented = match credentials(headers) {
@@ -119,14 +124,24 @@ impl Guard {
                 ));
             }
         };
+        if let Some(wait) = self.attempts(|attempts| attempts.wait(peer, Instant::now())) {
+            return Err(too_many(wait));
+        }
         // Both are compared, so that the time tells nothing.
         let is = |token: &Option<Token>| token.as_ref().is_some_and(|token| token.is(&presented));
         let (may_change, may_read) = (is(&self.token), is(&self.read_token));
         match (may_change, may_read) {
             (true, _) => Ok(Caller { role: Some(Role::Admin) }),
             (false, true) => Ok(Caller { role: Some(Role::ReadOnly) }),
-            (false, false) => Err(self.slow_down(headers).await),
+            (false, false) => {
+                self.attempts(|attempts| attempts.note(peer, Instant::now()));
+                Err(self.slow_down(headers).await)
+            }
         }
+    }
+
+    fn attempts<T>(&self, f: impl FnOnce(&mut Attempts) -> T) -> T {
+        f(&mut self.attempts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn slow_down(&self, headers: &HeaderMap) -> Answer {
@@ -147,6 +162,16 @@ pub(crate) fn unauthorized(headers: &HeaderMap, sentence: &str) -> Answer {
         _ => "Basic realm=\"raceline\", charset=\"UTF-8\"",
     };
     with(refused, header::WWW_AUTHENTICATE, challenge)
+}
+
+/// Tells a client to wait for that long, in whole seconds.
+fn too_many(wait: Duration) -> Answer {
+    let seconds = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
+    let sentence =
+        format!("Too many wrong tokens have come from this address: try again in {seconds} s.");
+    let mut answer = text(StatusCode::TOO_MANY_REQUESTS, &sentence);
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    answer
 }
 
 fn credentials(headers: &HeaderMap) -> Credentials {

@@ -4,6 +4,7 @@
 //! of it on a reactor. [`guard`] decides who may do what before a route sees a request. The bytes of HTTP are hyper's.
 
 mod answer;
+mod attempts;
 mod connection;
 mod counts;
 mod guard;

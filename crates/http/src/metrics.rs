@@ -6,10 +6,13 @@
 
 mod bdevs;
 mod cores;
+mod errors;
 mod hosts;
 mod process;
+mod protobuf;
 mod subsystems;
 pub(crate) mod text;
+mod values;
 
 use std::sync::Arc;
 
@@ -45,7 +48,7 @@ struct Running {
 }
 
 /// The text of everything.
-pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names) -> String {
+pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names) -> Vec<u8> {
     let mut text = Text::new(form, names);
     let mut left_out = LeftOut::default();
     process::write(&mut text, manager, counts);
@@ -59,6 +62,7 @@ pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names
         (bdevs, subsystems, others, running)
     };
     cores::write(&mut text, manager, &running);
+    errors::write(&mut text, &running);
     bdevs::write(&mut text, &bdevs);
     subsystems::write(&mut text, &subsystems, &running, &mut left_out);
     hosts::write(&mut text, &running, &others, &mut left_out);

@@ -75,6 +75,7 @@ pub use subsystem::{
 };
 pub use tolerance::Tolerance;
 
+use ana::Departure;
 use changed::ChangedNamespaces;
 use cross_reset::CrossResets;
 use discovery::DiscoveryLog;
@@ -248,6 +249,7 @@ pub struct Controller {
     notices: Notices,
     /// The ANA log page as the host began to read it.
     ana_page: Vec<u8>,
+    departure: Departure,
     tolerances: Tolerances,
     abandoned: bool,
     actions: VecDeque<Action>,
@@ -329,6 +331,7 @@ impl Controller {
             resets: CrossResets::default(),
             notices: Notices::default(),
             ana_page: Vec::new(),
+            departure: Departure::default(),
             tolerances,
             abandoned: false,
             actions: VecDeque::with_capacity(MAX_EVENT_REQUESTS + 2),

@@ -4,6 +4,8 @@
 
 #[path = "serve/activation.rs"]
 mod activation;
+#[path = "serve/scarce.rs"]
+mod scarce;
 mod support;
 #[path = "serve/watch.rs"]
 mod watch;

@@ -4,8 +4,9 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +20,7 @@ use support::{Running, call};
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
+const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n";
 /// A user with no rights.
 const NOBODY: u32 = 65534;
 
@@ -146,6 +148,20 @@ impl Place {
         hello.form += 1;
         wire.send(&FromSuccessor::Hello(hello)).is_ok()
             && matches!(wire.receive(), Ok(FromDaemon::Refused(_)))
+    }
+
+    /// Waits until a host has written that often, since the daemon has begun.
+    fn wait_for_writes_of(&self, host: &str, count: u64) {
+        let deadline = Instant::now() + LIMIT;
+        let writes = || {
+            let all = self.call("nvmf_get_stats", json!({}));
+            let mut own = all["hosts"].as_array().unwrap().iter().filter(|h| h["hostnqn"] == host);
+            own.next().map_or(0, |host| host["statistics"]["num_write_ops"].as_u64().unwrap())
+        };
+        while writes() < count {
+            assert!(Instant::now() < deadline, "{host} does not write: {}", self.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits until the load has read that much more.
@@ -435,8 +451,58 @@ fn initiators_of_iscsi_log_in_anew() {
     assert_eq!(output.code, Some(130), "{}", output.stderr);
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!(report["jobs"][0]["error"], 0, "{report}");
-    // Two sessions, two times.
+    // Two sessions, two times, each after a logout that they were asked for.
     assert_eq!(report["jobs"][0]["reconnects"], 4, "{report}");
+    let said = place.said();
+    assert!(said.matches("not handed over, as iSCSI sessions are not").count() >= 2, "{said}");
+}
+
+/// A host over TLS, whose keys stay in the process: it makes its connections anew, and no command of its fails.
+#[test]
+fn hosts_over_tls_connect_anew() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let host = "nqn.2014-08.org.example:friend";
+    let key = place.path("key");
+    std::fs::write(&key, KEY).unwrap();
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let nqn = "nqn.2016-06.io.spdk:cnode2";
+    let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let listener = json!({ "nqn": nqn, "listen_address": address, "secure_channel": true });
+    let memory = json!({ "name": "T", "num_blocks": 8192, "block_size": 512 });
+    for (method, params) in [
+        ("bdev_malloc_create", memory),
+        ("nvmf_create_subsystem", json!({ "nqn": nqn, "ana_reporting": true })),
+        ("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": { "bdev_name": "T" } })),
+        ("keyring_file_add_key", json!({ "name": "key", "path": key })),
+        ("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host, "psk": "key" })),
+        ("nvmf_subsystem_add_listener", listener),
+    ] {
+        place.call(method, params);
+    }
+    let listeners = place.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
+    let key = key.to_str().unwrap();
+    let to =
+        ["-a", "127.0.0.1", "-s", port, "-n", nqn, "-q", host, "--tls-psk", key, "--multipath"];
+    let work = ["--rw", "randrw", "--bs", "4k", "--iodepth", "4", "--verify", "-i", "2"];
+    let time = ["--ramp_time", "0", "--runtime", "3600", "-o", "json"];
+    let plain = place.load(2);
+    let load = support::start(&[&["perf"], &to[..], &work[..], &time[..]].concat());
+    for _ in 0..2 {
+        place.wait_for_writes_of(host, 20);
+        place.take_over(&["--keep-ram"]);
+    }
+    place.wait_for_writes_of(host, 20);
+    let output = load.interrupt();
+    assert_eq!(output.code, Some(130), "{}", output.stderr);
+    let report: Value = serde_json::from_str(&output.stdout).unwrap();
+    let job = &report["jobs"][0];
+    assert_eq!(job["error"], 0, "{report}");
+    assert!(job["reconnects"].as_u64().unwrap() >= 2, "{report}");
+    // Those without TLS noticed nothing.
+    end_load(plain);
+    let said = place.said();
+    assert_eq!(said.matches("not handed over, as the keys of TLS").count(), 2, "{said}");
 }
 
 #[test]

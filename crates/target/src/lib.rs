@@ -87,7 +87,7 @@ pub use changes::config::{
     TargetConfig, TargetError, ZeroCopySend,
 };
 pub use changes::connections::ConnectionOptions;
-pub use changes::hand_over::HandOver;
+pub use changes::hand_over::{HandOver, Notice};
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, RdmaQueues, SubsystemInfo,
 };

@@ -11,5 +11,6 @@ pub(crate) mod placement;
 pub(crate) mod registered;
 pub(crate) mod registry;
 pub(crate) mod sessions;
+pub(crate) mod statuses;
 pub(crate) mod throttle;
 pub(crate) mod unit;

@@ -73,7 +73,44 @@ pub enum TlsError {
     KeyWithdrawn,
 }
 
+/// What [`TlsError::reason`] can be.
+pub(crate) const REASONS: [&str; 11] = [
+    "plain",
+    "not_tls",
+    "no_key",
+    "wrong_key",
+    "handshake",
+    "refused_by_peer",
+    "cut_off",
+    "not_authentic",
+    "malformed",
+    "kernel",
+    "key_withdrawn",
+];
+
 impl TlsError {
+    /// One word of a few, for counts.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Plain(_) => "plain",
+            Self::NotTls(_) => "not_tls",
+            Self::UnknownIdentity(_) | Self::NoIdentity => "no_key",
+            Self::NotThePsk(_) => "wrong_key",
+            Self::Handshake(_) => "handshake",
+            Self::Refused(_) | Self::Alert(_) => "refused_by_peer",
+            Self::CutOff | Self::CutOffEarly(_) => "cut_off",
+            Self::NotAuthentic => "not_authentic",
+            Self::TooLong(_)
+            | Self::UnexpectedRecord(_)
+            | Self::UnexpectedMessage(_)
+            | Self::Malformed(_)
+            | Self::Flood => "malformed",
+            Self::NoKernel(_) | Self::KernelKey(_) => "kernel",
+            Self::KeyWithdrawn => "key_withdrawn",
+        }
+    }
+
     /// The alert for the peer (RFC 8446, 6); `None`: the peer has ended the connection itself.
     #[must_use]
     pub fn alert(&self) -> Option<u8> {

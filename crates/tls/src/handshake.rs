@@ -88,6 +88,11 @@ impl Handshake {
         Handshake { engine, offered, received: 0, sent: 0, failed: None }
     }
 
+    /// Whether this is the end of a host.
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.offered.is_some()
+    }
+
     /// Whether anything has come from the peer.
     #[must_use]
     pub fn has_begun(&self) -> bool {

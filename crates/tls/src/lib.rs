@@ -15,6 +15,7 @@
 
 mod binder;
 mod client_hello;
+mod counts;
 mod either;
 mod error;
 mod handshake;
@@ -28,6 +29,7 @@ mod record;
 mod session;
 mod stream;
 
+pub use counts::{TlsTotals, accepted_totals, connected_totals};
 pub use error::TlsError;
 pub use handshake::{Established, Handshake};
 pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{ByteStream, Interest, SendBatch, Source, Transport};
 
+use crate::counts::{Active, Counts};
 use crate::error::TlsError;
 use crate::handshake::{Established, Handshake};
 use crate::offload::{Kernel, Offload};
@@ -32,6 +33,7 @@ enum Phase {
 struct Open {
     session: Session,
     kernel: Kernel,
+    _active: Active,
 }
 
 /// See the module.
@@ -39,6 +41,7 @@ pub(crate) struct TlsStream {
     transport: Transport,
     phase: Phase,
     offload: Offload,
+    counts: &'static Counts,
     out: Outbox,
     raw: Raw,
     identity: Option<String>,
@@ -179,6 +182,7 @@ impl TlsStream {
         out.push(&handshake.take_output());
         TlsStream {
             transport,
+            counts: Counts::of(handshake.is_of_host()),
             phase: Phase::Handshake(Box::new(handshake)),
             offload,
             out,
@@ -198,6 +202,9 @@ impl TlsStream {
         let failure = Failure::of(error);
         if let Failure::Tls(error) = &failure {
             let error = error.clone();
+            if self.failed.is_none() {
+                self.counts.failed(&error);
+            }
             self.say_end(Some(&error));
         }
         // The last words leave now or never.
@@ -260,7 +267,11 @@ impl TlsStream {
         tracing::debug!(identity = %identity.escape_debug(), suite = suite.name(), "TLS is established");
         self.raw = Raw::beginning(&rest);
         self.identity = Some(identity);
-        self.phase = Phase::Open(Box::new(Open { session, kernel: Kernel::new(self.offload) }));
+        self.phase = Phase::Open(Box::new(Open {
+            session,
+            kernel: Kernel::new(self.offload),
+            _active: self.counts.established(suite),
+        }));
     }
 
     /// Sends, if the kernel makes the records, or takes them over now.
@@ -268,7 +279,7 @@ impl TlsStream {
         // Bytes that are sealed, or of the handshake, leave before.
         self.out.pay(&mut self.transport)?;
         let Phase::Open(open) = &mut self.phase else { return Ok(None) };
-        let Open { session, kernel } = &mut **open;
+        let Open { session, kernel, .. } = &mut **open;
         if !kernel.sends(&self.transport, session)? {
             return Ok(None);
         }
@@ -279,7 +290,7 @@ impl TlsStream {
         let Phase::Open(open) = &mut self.phase else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let Open { session, kernel } = &mut **open;
+        let Open { session, kernel, .. } = &mut **open;
         let room = into.room();
         let mut filled = 0;
         loop {

@@ -25,6 +25,8 @@ use crate::ptpl;
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to make everything anew; changes wait for that.
 const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long hosts may take to hear that their connections will end; everything is served meanwhile.
+const NOTICE_LIMIT: Duration = Duration::from_secs(1);
 /// How long hosts may wait for connections to rest; those that do not are not handed over.
 const REST_LIMIT: Duration = Duration::from_secs(2);
 /// How long it may take to make the connections; hosts wait for that.
@@ -239,19 +241,22 @@ struct Suspended {
 impl Suspended {
     fn all(manager: &Manager) -> Result<Self, TakeOverError> {
         let targets = manager.running_targets();
-        let mut suspended = Self { targets: BTreeMap::new(), since: Instant::now() };
-        for (name, target) in targets {
-            let handed = target.suspend(REST_LIMIT);
-            let (handed, failed) = match handed {
-                Ok(handed) => (handed, None),
-                Err(error) => (HandOver::default(), Some(error)),
-            };
+        let with_nothing = |(name, target)| (name, (target, HandOver::default()));
+        let targets = targets.into_iter().map(with_nothing).collect();
+        let mut suspended = Self { targets, since: Instant::now() };
+        let mut all_know = true;
+        for (target, _) in suspended.targets.values() {
+            all_know &= target.give_notice(NOTICE_LIMIT).all_know;
+        }
+        if !all_know {
+            let limit = NOTICE_LIMIT;
+            tracing::warn!("not all hosts whose connections end have heard of it within {limit:?}");
+        }
+        suspended.since = Instant::now();
+        for (target, handed) in suspended.targets.values_mut() {
+            *handed = target.suspend(REST_LIMIT).map_err(refused)?;
             for left in &handed.left {
                 tracing::warn!("not handed over, its host connects anew: {left}");
-            }
-            suspended.targets.insert(name, (target, handed));
-            if let Some(error) = failed {
-                return Err(refused(error));
             }
         }
         Ok(suspended)

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use raceline_bdev::{FIRST_BORDER, IoTotals, LATENCY_BUCKETS, Latencies, OpKind};
+use raceline_bdev::{FIRST_BORDER, IoTotals, LATENCY_BUCKETS, Latencies, OpKind, UNITS_PER_SECOND};
 use raceline_control::manager::Model;
 use raceline_target::QosLimits;
 
 use super::LeftOut;
+use super::protobuf::Native;
 use super::text::{Kind, Labels, Text, Value};
 
-/// The powers of two of nanoseconds that end a bucket: 8.2 us to 1.07 s.
+/// The powers of two of units that end a classic bucket: 7.6 us to 1 s.
 const BORDERS: [u32; 13] = [13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 30];
 
 /// One device.
@@ -95,7 +96,7 @@ pub(super) fn write(text: &mut Text, rows: &[Row]) {
 }
 
 fn latencies(text: &mut Text, rows: &[Row]) {
-    let borders = BORDERS.map(|power| (1_u64 << power) as f64 / 1e9);
+    let borders = BORDERS.map(seconds);
     let help = "How long requests took, by the clock of the core's turns.";
     let mut metric = text.metric("bdev_duration_seconds", Kind::Histogram, help);
     for row in rows {
@@ -104,10 +105,21 @@ fn latencies(text: &mut Text, rows: &[Row]) {
             // Devices that have done nothing have no series.
             if counts.iter().any(|count| *count > 0) {
                 let labels = row.labels.and(&[("operation", operation)]);
-                metric.histogram(&labels, &borders, &counts, latencies.sum_ns);
+                let native = Native {
+                    threshold: seconds(FIRST_BORDER),
+                    below: latencies.buckets[0],
+                    first: FIRST_BORDER.cast_signed() + 1 - UNITS_PER_SECOND.cast_signed(),
+                    counts: &latencies.buckets[1..],
+                };
+                metric.histogram(&labels, (&borders, &counts), latencies.sum_ns, Some(native));
             }
         }
     }
+}
+
+/// The border that is this power of two of units.
+fn seconds(power: u32) -> f64 {
+    2_f64.powi(power.cast_signed() - UNITS_PER_SECOND.cast_signed())
 }
 
 /// The counts between the borders, and that above the last one.

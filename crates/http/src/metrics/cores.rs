@@ -89,7 +89,8 @@ fn turns(text: &mut Text, cores: &[Core]) {
         let mut counts = vec![buckets[..*BORDERS.start()].iter().sum()];
         counts.extend(&buckets[*BORDERS.start()..*BORDERS.end()]);
         counts.push(buckets[*BORDERS.end()..LOOP_TIME_BUCKETS].iter().sum());
-        metric.histogram(&core.labels, &borders, &counts, nanoseconds(core.loops.busy));
+        let sum_ns = nanoseconds(core.loops.busy);
+        metric.histogram(&core.labels, (&borders, &counts), sum_ns, None);
     }
 }
 
@@ -118,7 +119,7 @@ fn io(text: &mut Text, cores: &[Core]) {
 }
 
 fn queues(text: &mut Text, groups: &[(Labels, PollGroupStats)]) {
-    const COUNTS: [QueueCount; 16] = [
+    const COUNTS: [QueueCount; 17] = [
         ("core_commands", "Commands that hosts have sent to a core.", |t| t.commands.into()),
         ("core_reads_completed", "Reads completed by a core.", |t| t.reads.into()),
         ("core_writes_completed", "Writes completed by a core.", |t| t.writes.into()),
@@ -142,6 +143,9 @@ fn queues(text: &mut Text, groups: &[(Labels, PollGroupStats)]) {
         ("core_small_buffers_taken", "Small I/O buffers taken.", |t| t.small_buffers.into()),
         ("core_large_buffers_taken", "Large I/O buffers taken.", |t| t.large_buffers.into()),
         ("core_throttled", "Commands that had to wait because of a limit.", |t| t.throttled.into()),
+        ("core_throttled_seconds", "The sum of the times for which they were to wait.", |t| {
+            Value::Nanoseconds(t.throttled_us.saturating_mul(1000))
+        }),
         ("core_pdus_received", "PDUs received.", |t| t.pdus_received.into()),
         ("core_pdus_sent", "PDUs sent.", |t| t.pdus_sent.into()),
         ("core_copied_bytes", "Bytes of data copied in user space.", |t| t.copied_bytes.into()),

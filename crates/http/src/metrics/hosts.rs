@@ -5,11 +5,11 @@ use raceline_proto::nvme::HostNqn;
 use raceline_target::HostStats;
 
 use super::cores::QueueCount;
-use super::text::{Kind, Labels, Text};
+use super::text::{Kind, Labels, Text, Value};
 use super::{LeftOut, Running};
 
 /// What a host has done with a subsystem.
-const COUNTS: [QueueCount; 8] = [
+const COUNTS: [QueueCount; 9] = [
     ("host_commands", "Commands of a host.", |t| t.commands.into()),
     ("host_reads_completed", "Reads of a host.", |t| t.reads.into()),
     ("host_writes_completed", "Writes of a host.", |t| t.writes.into()),
@@ -21,6 +21,9 @@ const COUNTS: [QueueCount; 8] = [
     }),
     ("host_throttled", "Commands of a host that had to wait because of a limit.", |t| {
         t.throttled.into()
+    }),
+    ("host_throttled_seconds", "The sum of the times for which they were to wait.", |t| {
+        Value::Nanoseconds(t.throttled_us.saturating_mul(1000))
     }),
 ];
 

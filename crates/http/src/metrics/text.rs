@@ -1,37 +1,57 @@
-//! The text of metrics: OpenMetrics 1.0, or the classic form of Prometheus (0.0.4), whichever a scraper prefers.
+//! The text of metrics: OpenMetrics 1.0, the classic form of Prometheus (0.0.4), or its binary form, whichever a scraper
+//! prefers.
 
 use std::fmt::Write as _;
+
+use super::protobuf::{Families, Histogram, Native};
+pub(crate) use super::values::{Kind, Labels, Value};
 
 /// A form of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     OpenMetrics,
     Classic,
+    /// Binary, with native histograms.
+    Protobuf,
 }
 
 const OPEN_METRICS: &str = "application/openmetrics-text";
+const PROTOBUF: &str = "application/vnd.google.protobuf";
+/// What the binary form has to be.
+const FAMILIES: [&str; 2] = ["proto=io.prometheus.client.MetricFamily", "encoding=delimited"];
 
 impl Form {
     /// What a scraper that sends this Accept header prefers.
     pub(crate) fn preferred(accept: &str) -> Self {
-        let (mut open, mut classic) = (0, 0);
+        let (mut open, mut classic, mut binary) = (0, 0, 0);
         for part in accept.split(',') {
             let mut fields = part.split(';').map(str::trim);
             let kind = fields.next().unwrap_or_default();
+            let is_families =
+                FAMILIES.iter().all(|wanted| fields.clone().any(|field| field == *wanted));
             let weight = fields.find_map(|field| field.strip_prefix("q=")).map_or(1000, weight);
-            if kind.eq_ignore_ascii_case(OPEN_METRICS) {
+            if kind.eq_ignore_ascii_case(PROTOBUF) && is_families {
+                binary = binary.max(weight);
+            } else if kind.eq_ignore_ascii_case(OPEN_METRICS) {
                 open = open.max(weight);
             } else if kind.eq_ignore_ascii_case("text/plain") {
                 classic = classic.max(weight);
             }
         }
-        if open > 0 && open >= classic { Self::OpenMetrics } else { Self::Classic }
+        match () {
+            () if binary > 0 && binary >= open.max(classic) => Self::Protobuf,
+            () if open > 0 && open >= classic => Self::OpenMetrics,
+            () => Self::Classic,
+        }
     }
 
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+            }
         }
     }
 }
@@ -107,84 +127,18 @@ impl Names {
     }
 }
 
-/// The kind of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-/// Labels as they stand between braces: ready for use with many metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Labels(String);
-
-impl Labels {
-    pub(crate) fn new(labels: &[(&str, &str)]) -> Self {
-        Self::default().and(labels)
-    }
-
-    /// These labels and more.
-    pub(crate) fn and(&self, labels: &[(&str, &str)]) -> Self {
-        let mut text = self.0.clone();
-        for (name, value) in labels {
-            if !text.is_empty() {
-                text.push(',');
-            }
-            text.push_str(name);
-            text.push_str("=\"");
-            // Hosts choose their names.
-            for letter in value.chars() {
-                match letter {
-                    '\\' => text.push_str("\\\\"),
-                    '"' => text.push_str("\\\""),
-                    '\n' => text.push_str("\\n"),
-                    _ => text.push(letter),
-                }
-            }
-            text.push('"');
-        }
-        Self(text)
-    }
-}
-
-/// A value.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value {
-    Count(u64),
-    /// Nanoseconds, which are shown as seconds.
-    Nanoseconds(u64),
-    Real(f64),
-}
-
-impl From<u64> for Value {
-    fn from(count: u64) -> Self {
-        Self::Count(count)
-    }
-}
-
-impl From<usize> for Value {
-    fn from(count: usize) -> Self {
-        Self::Count(count as u64)
-    }
-}
-
-impl From<bool> for Value {
-    fn from(is: bool) -> Self {
-        Self::Count(u64::from(is))
-    }
-}
-
 /// A text that grows.
 pub(crate) struct Text {
     text: String,
+    families: Families,
     form: Form,
     names: Names,
 }
 
 impl Text {
     pub(crate) fn new(form: Form, names: Names) -> Self {
-        Self { text: String::with_capacity(64 << 10), form, names }
+        let (text, families) = (String::with_capacity(64 << 10), Families::default());
+        Self { text, families, form, names }
     }
 
     /// Begins a metric; all its samples follow. A counter is named without `_total`.
@@ -192,7 +146,11 @@ impl Text {
         let shown = self.names.of(name);
         let prefix = self.names.prefix();
         let suffix = if kind == Kind::Counter { "_total" } else { "" };
-        if let Some(name) = shown {
+        if let Some(name) = shown
+            && self.form == Form::Protobuf
+        {
+            self.families.begin(&format!("{prefix}{name}{suffix}"), help, kind);
+        } else if let Some(name) = shown {
             // The classic form names a counter by its sample.
             let named = if self.form == Form::Classic { suffix } else { "" };
             let word = match kind {
@@ -205,7 +163,8 @@ impl Text {
             let _ = writeln!(text, "# TYPE {prefix}{name}{named} {word}");
         }
         let (wanted, name) = (shown.is_some(), shown.unwrap_or_default());
-        Metric { text: &mut self.text, prefix, name, suffix, wanted }
+        let families = (self.form == Form::Protobuf).then_some(&mut self.families);
+        Metric { text: &mut self.text, families, prefix, name, suffix, wanted }
     }
 
     /// A metric whose samples are at hand.
@@ -230,17 +189,21 @@ impl Text {
         samples.into_iter().for_each(|(labels, value)| metric.sample(&labels, value));
     }
 
-    pub(crate) fn finish(mut self) -> String {
-        if self.form == Form::OpenMetrics {
-            self.text.push_str("# EOF\n");
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        match self.form {
+            Form::OpenMetrics => self.text.push_str("# EOF\n"),
+            Form::Classic => {}
+            Form::Protobuf => return self.families.finish(),
         }
-        self.text
+        self.text.into_bytes()
     }
 }
 
 /// A metric whose samples are being written.
 pub(crate) struct Metric<'a> {
     text: &'a mut String,
+    /// There for the binary form.
+    families: Option<&'a mut Families>,
     prefix: &'static str,
     name: &'static str,
     suffix: &'static str,
@@ -249,31 +212,40 @@ pub(crate) struct Metric<'a> {
 
 impl Metric<'_> {
     pub(crate) fn sample(&mut self, labels: &Labels, value: impl Into<Value>) {
-        if self.wanted {
-            self.line(self.suffix, labels, None, value.into());
+        match &mut self.families {
+            _ if !self.wanted => {}
+            Some(families) => families.sample(labels, value.into()),
+            None => self.line(self.suffix, labels, None, value.into()),
         }
     }
 
     /// A histogram: counts of values up to each border in seconds, not yet summed up, with the count above the last
-    /// border as the last one.
+    /// border as the last one. The binary form also has the native histogram, if there is one.
     pub(crate) fn histogram(
         &mut self,
         labels: &Labels,
-        borders: &[f64],
-        counts: &[u64],
+        (borders, counts): (&[f64], &[u64]),
         sum_ns: u64,
+        native: Option<Native<'_>>,
     ) {
         if !self.wanted {
             return;
         }
-        let mut total = 0;
-        for (index, count) in counts.iter().enumerate() {
-            total += count;
-            let border = borders.get(index).copied().unwrap_or(f64::INFINITY);
-            self.line("_bucket", labels, Some(border), Value::Count(total));
+        let mut count = 0;
+        let sums = counts.iter().enumerate().map(|(index, more)| {
+            count += more;
+            (borders.get(index).copied().unwrap_or(f64::INFINITY), count)
+        });
+        let classic: Vec<(f64, u64)> = sums.collect();
+        if let Some(families) = &mut self.families {
+            let histogram = Histogram { classic: &classic, native, count, sum_ns };
+            return families.histogram(labels, &histogram);
+        }
+        for (border, count) in &classic {
+            self.line("_bucket", labels, Some(*border), Value::Count(*count));
         }
         self.line("_sum", labels, None, Value::Nanoseconds(sum_ns));
-        self.line("_count", labels, None, Value::Count(total));
+        self.line("_count", labels, None, Value::Count(count));
     }
 
     fn line(&mut self, suffix: &str, labels: &Labels, border: Option<f64>, value: Value) {
@@ -281,11 +253,11 @@ impl Metric<'_> {
         text.push_str(self.prefix);
         text.push_str(self.name);
         text.push_str(suffix);
-        if !labels.0.is_empty() || border.is_some() {
+        if !labels.text().is_empty() || border.is_some() {
             text.push('{');
-            text.push_str(&labels.0);
+            text.push_str(labels.text());
             if let Some(border) = border {
-                let comma = if labels.0.is_empty() { "" } else { "," };
+                let comma = if labels.text().is_empty() { "" } else { "," };
                 let _ = match border.is_finite() {
                     true => write!(text, "{comma}le=\"{border}\""),
                     false => write!(text, "{comma}le=\"+Inf\""),
@@ -321,6 +293,16 @@ mod tests {
             ),
             ("application/openmetrics-text;q=0", Form::Classic),
             (
+                "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,\
+                 application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                 text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                Form::Protobuf,
+            ),
+            (
+                "application/vnd.google.protobuf;proto=other.Family;encoding=delimited",
+                Form::Classic,
+            ),
+            (
                 "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
                  text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
                 Form::OpenMetrics,
@@ -336,9 +318,9 @@ mod tests {
         let mut metric = text.metric("bdev_reads_completed", Kind::Counter, "Reads.");
         metric.sample(&labels, 7_u64);
         let mut metric = text.metric("latency_seconds", Kind::Histogram, "Times.");
-        metric.histogram(&Labels::default(), &[0.5, 1.0], &[1, 0, 2], 3_000_000_001);
+        metric.histogram(&Labels::default(), (&[0.5, 1.0], &[1, 0, 2]), 3_000_000_001, None);
         text.gauge("ratio", "A part.", [(Labels::default(), Value::Real(0.25))]);
-        text.finish()
+        String::from_utf8(text.finish()).unwrap()
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use raceline_http::{MAX_CONNECTIONS, Parts};
 use serde_json::json;
 
-use crate::support::{Client, LIMIT, Served};
+use crate::support::{Client, LIMIT, Served, TOKEN};
 
 fn impatient() -> Served {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -169,7 +169,38 @@ fn tokens_cannot_be_tried_fast() {
     // Four at a time, each half a second.
     let took = began.elapsed().as_secs_f64();
     assert!(told >= 1 && (told as f64) <= 4.0 * (took / 0.5 + 1.0), "{told} in {took} s");
-    // Whoever has the token is not locked out.
+}
+
+#[test]
+fn an_address_with_many_wrong_tokens_has_to_wait() {
+    let served = Served::start();
+    let ask = |token: &str| {
+        let header = format!("Authorization: Bearer {token}");
+        served.ask("GET", "/metrics", &[&header], "")
+    };
+    let mut tries = 0;
+    let refused = loop {
+        let answer = ask(&format!("guess-{tries}"));
+        if answer.status == 429 {
+            break answer;
+        }
+        assert_eq!(answer.status, 401);
+        tries += 1;
+        assert!(tries < 100, "tokens can be tried without end");
+    };
+    assert!(tries >= 8, "{tries}");
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=4).contains(&wait), "{wait}");
+    assert!(refused.body.contains("from this address"), "{}", refused.body);
+    // A request without a token is no guess.
+    assert_eq!(served.get("/metrics").status, 200);
+    assert_eq!(served.get("/healthz").status, 200);
+    // The wait ends, and the right token counts again.
+    let deadline = Instant::now() + LIMIT;
+    while ask(TOKEN).status != 200 {
+        assert!(Instant::now() < deadline, "the address is locked out");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     served.change("bdev_malloc_create", json!({ "name": "M", "num_blocks": 8, "block_size": 512 }));
 }
 

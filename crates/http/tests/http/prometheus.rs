@@ -6,13 +6,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use raceline_host::HostConfig;
+use raceline_host::blocking::Host;
+use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use serde_json::{Value, json};
 
 use crate::metrics::{RULES, expressions};
 use crate::support::{LIMIT, Served};
 
 const TOOL: &str = "promtool";
 const SERVER: &str = "prometheus";
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
 /// Whether a program is there; says what is skipped otherwise.
 fn is_there(program: &str) -> bool {
@@ -86,7 +90,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn start(served: &Served, folder: &Path) -> (Ends, u16) {
+fn start(served: &Served, folder: &Path, more: &[&str]) -> (Ends, u16) {
     let config = format!(
         "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
          rule_files: [ \"{RULES}\" ]\n\
@@ -104,6 +108,7 @@ fn start(served: &Served, folder: &Path) -> (Ends, u16) {
         .arg(format!("--config.file={}", file.display()))
         .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
         .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .args(more)
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
@@ -119,7 +124,7 @@ fn a_prometheus_scrapes_and_evaluates() {
     let served = Served::start();
     served.export("nqn.2016-06.io.spdk:cnode1");
     let folder = tempfile::tempdir().unwrap();
-    let (_running, port) = start(&served, folder.path());
+    let (_running, port) = start(&served, folder.path(), &[]);
     let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
     for (job, metric) in [("raceline", "raceline_ready"), ("ceph", "ceph_nvmeof_gateway_info")] {
         wait(&format!("job {job} is not up: {}", log()), || {
@@ -140,4 +145,75 @@ fn a_prometheus_scrapes_and_evaluates() {
         all.iter().all(|rule| rule["health"] == "ok").then_some(all)
     });
     assert!(rules.len() > 12, "{rules:?}");
+}
+
+/// Reads of a device that takes 20 ms for each.
+fn read_slowly(served: &Served, count: u64) {
+    served.change(
+        "bdev_malloc_create",
+        json!({ "name": "M1", "num_blocks": 2048, "block_size": 512 }),
+    );
+    let micros = 20_000;
+    served.change(
+        "bdev_delay_create",
+        json!({
+            "name": "D0", "base_bdev_name": "M1", "avg_read_latency": micros, "p99_read_latency": micros,
+            "avg_write_latency": micros, "p99_write_latency": micros,
+        }),
+    );
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "D0", "nsid": 2 } });
+    served.change("nvmf_subsystem_add_ns", namespace);
+    let listeners = served.change("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let port: u16 = listeners[0]["address"]["trsvcid"].as_str().unwrap().parse().unwrap();
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    let host = Nqn::new("nqn.2014-08.org.example:reader").unwrap();
+    let config = HostConfig::new(address, Nqn::new(NQN).unwrap(), host, HostId([7; 16]));
+    let host = Host::connect(config).unwrap();
+    let mut block = [0; 512];
+    (0..count).for_each(|lba| host.read(NamespaceId(2), lba, &mut block).unwrap());
+    // One that the target refuses.
+    assert!(host.read(NamespaceId(2), 1 << 20, &mut block).is_err());
+}
+
+#[test]
+fn native_histograms_are_stored() {
+    if !is_there(SERVER) {
+        return;
+    }
+    let served = Served::start();
+    served.export(NQN);
+    read_slowly(&served, 8);
+    let folder = tempfile::tempdir().unwrap();
+    let native = ["--enable-feature=native-histograms"];
+    let (_running, port) = start(&served, folder.path(), &native);
+    let series = "raceline_bdev_duration_seconds{bdev_name=\"D0\",operation=\"read\"}";
+    let value = |expression: &str| {
+        let answer = query(port, expression)?;
+        answer["data"]["result"][0]["value"][1].as_str()?.parse::<f64>().ok()
+    };
+    let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    let count = wait(&format!("nothing is stored: {}", log()), || {
+        value(&format!("histogram_count({series})"))
+    });
+    assert_eq!(count, 8.0);
+    let sum = value(&format!("histogram_sum({series})")).unwrap();
+    assert!(sum >= 0.16, "{sum}");
+    // It took 20 ms at least, which is above 2^-6 s: the quantile lies in that bucket, or in one above on a busy machine.
+    let median = value(&format!("histogram_quantile(0.5, {series})")).unwrap();
+    assert!(median > 1.0 / 64.0 && median < 1.0, "{median}");
+    // Counters and gauges come as in the text, whatever their labels hold.
+    for (expression, expected) in [
+        ("raceline_bdev_reads_completed_total{bdev_name=\"D0\"}", 8.0),
+        ("raceline_bdev_capacity_bytes{bdev_name=\"M0\"}", 1_048_576.0),
+        ("raceline_command_errors_total{status=\"0/80\",name=\"LBA Out of Range\"}", 1.0),
+        ("sum(raceline_tls_handshakes_total)", 0.0),
+        ("ceph_nvmeof_bdev_reads_completed_total{bdev_name=\"D0\"}", 8.0),
+    ] {
+        let got = wait(expression, || value(expression));
+        assert_eq!(got, expected, "{expression}");
+    }
+    for expression in expressions() {
+        let answer = query(port, &expression).unwrap();
+        assert_eq!(answer["status"], "success", "{expression}: {answer}");
+    }
 }

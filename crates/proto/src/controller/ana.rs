@@ -9,6 +9,7 @@ use super::Controller;
 use super::event::EventKind;
 use super::subsystem::{Namespace, Subsystem};
 use crate::nvme::ana::{AnaGroupDescriptor, AnaLogHeader, AnaState, LSP_GROUPS_ONLY};
+use crate::nvme::event::CONFIG_ANA_CHANGE;
 use crate::nvme::{NamespaceId, Status};
 
 /// ANATT: the longest time in seconds for which a group stays in [`AnaState::Change`].
@@ -16,6 +17,17 @@ pub const ANA_TRANSITION_SECONDS: u8 = 10;
 
 /// The state and the namespaces of each group.
 type Groups = BTreeMap<u32, (AnaState, Vec<NamespaceId>)>;
+
+/// Whether a controller is about to end ([`Controller::announce_departure`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Departure {
+    #[default]
+    None,
+    /// Its host has been told, if it wants to be.
+    Announced,
+    /// Its host has read of it.
+    Known,
+}
 
 /// The states of a subsystem's groups.
 ///
@@ -93,21 +105,23 @@ impl Ana {
         groups
     }
 
-    /// The log page. Groups and NSIDs are in ascending order: Linux skips what is not.
-    fn page(&self, groups: &Groups, groups_only: bool) -> Vec<u8> {
+    /// The log page, with that many more changes. Groups and NSIDs are in ascending order: Linux skips what is not.
+    fn page(&self, groups: &Groups, groups_only: bool, changes: u64) -> Vec<u8> {
         let header = AnaLogHeader {
-            change_count: self.changes.into(),
+            change_count: self.changes.wrapping_add(changes).into(),
             // at most as many as namespaces
             groups: u16::try_from(groups.len()).unwrap_or(u16::MAX).into(),
             ..AnaLogHeader::default()
         };
+        let count =
+            |group| self.group_changes.get(group).copied().unwrap_or(0).wrapping_add(changes);
         let mut page = header.as_bytes().to_vec();
         for (group, (state, nsids)) in groups {
             let shown: &[NamespaceId] = if groups_only { &[] } else { nsids };
             let descriptor = AnaGroupDescriptor {
                 group: (*group).into(),
                 namespaces: u32::try_from(shown.len()).unwrap_or(u32::MAX).into(),
-                change_count: self.group_changes.get(group).copied().unwrap_or(0).into(),
+                change_count: count(group).into(),
                 state: state.to_wire(),
                 ..AnaGroupDescriptor::default()
             };
@@ -133,10 +147,39 @@ impl Controller {
         let visible = self.subsystem().ok_or(Status::INVALID_LOG_PAGE.dnr())?;
         let ana = visible.ana.as_ref().ok_or(Status::INVALID_LOG_PAGE.dnr())?;
         if offset == 0 || self.ana_page.is_empty() {
-            let groups = ana.groups(self.port_id, &visible.namespaces);
-            self.ana_page = ana.page(&groups, lsp & LSP_GROUPS_ONLY != 0);
+            let mut groups = ana.groups(self.port_id, &visible.namespaces);
+            let departs = self.departure != Departure::None;
+            if departs {
+                groups.values_mut().for_each(|(state, _)| *state = AnaState::Change);
+            }
+            self.ana_page = ana.page(&groups, lsp & LSP_GROUPS_ONLY != 0, u64::from(departs));
+            if departs {
+                self.departure = Departure::Known;
+            }
         }
         Ok(&self.ana_page)
+    }
+
+    /// The controller is about to end without a fault of the host's, which can connect anew: to a host that follows ANA, all
+    /// groups are in the state [`AnaState::Change`] from now on. Commands are executed as before.
+    pub fn announce_departure(&mut self) {
+        if self.departure == Departure::None {
+            self.departure = Departure::Announced;
+            self.events.raise(EventKind::Ana, &mut self.actions);
+        }
+    }
+
+    /// It stays after all.
+    pub fn withdraw_departure(&mut self) {
+        if std::mem::take(&mut self.departure) != Departure::None {
+            self.events.raise(EventKind::Ana, &mut self.actions);
+        }
+    }
+
+    /// Whether the host has read of the departure, or does not follow ANA.
+    #[must_use]
+    pub fn departure_is_known(&self) -> bool {
+        self.departure != Departure::Announced || self.events.config() & CONFIG_ANA_CHANGE == 0
     }
 
     /// Tells the host when its log page differs between two snapshots of what it sees.

@@ -233,3 +233,31 @@ fn groups_out_of_range_are_refused() {
     assert_eq!(refused.refusal(PORT, first), Some(Status::ANA_TRANSITION));
     assert_eq!(refused.refusal(OTHER_PORT, first), None);
 }
+
+#[test]
+fn a_host_is_told_that_its_controller_departs() {
+    let mut host = Host::ready_with(reporting(&[(1, 1), (2, 2)], |_| {}));
+    let before = page(&mut host);
+    // Of a host that does not follow ANA, nothing is waited for.
+    host.controller.announce_departure();
+    assert!(host.actions().is_empty() && host.controller.departure_is_known());
+    host.controller.withdraw_departure();
+    host.set_feature(fid::ASYNC_EVENT_CONFIG, CONFIG_ANA_CHANGE).ok();
+    let event = host.request_event();
+    host.controller.announce_departure();
+    let told = |cid| [Action::CompleteAer { cid, status: Status::SUCCESS, dw0: 0x000c_0302 }];
+    assert_eq!(host.actions(), told(event));
+    assert!(!host.controller.departure_is_known());
+    let shown = page(&mut host);
+    let changing = u8::from(AnaState::Change.to_wire());
+    assert!(shown.1.iter().all(|(_, state, _)| *state == changing), "{shown:?}");
+    assert!(shown.0 > before.0 && host.controller.departure_is_known());
+    // It stays: the states are those from before.
+    let event = host.request_event();
+    host.controller.withdraw_departure();
+    assert_eq!(host.actions(), told(event));
+    assert_eq!(page(&mut host).1, before.1);
+    host.controller.withdraw_departure();
+    host.request_event();
+    assert!(host.actions().is_empty());
+}

@@ -1,5 +1,6 @@
 //! How the connections of a target go to another process.
 //!
+//! 0. [`Target::give_notice`]: hosts whose connections cannot be handed over hear that these end, and may end them first.
 //! 1. [`Target::suspend`]: the cores accept nothing more, finish the commands that they have, and stop receiving between
 //!    two PDUs. Everything stays where it is.
 //! 2. The other process gets the state of each connection and a copy of its socket, and makes the connections with
@@ -28,6 +29,15 @@ use crate::path::handed::{HandedConnection, HandedTarget};
 use crate::path::suspension::{Incoming, Packed, Settled};
 use crate::records::names::{Ends, Home, Place, Protocol};
 
+/// What has become of [`Target::give_notice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Hosts and initiators on cores where all know.
+    pub told: usize,
+    /// Whether all who were told know in time.
+    pub all_know: bool,
+}
+
 /// What another process needs to go on with the connections of a target.
 #[derive(Debug, Default)]
 pub struct HandOver {
@@ -41,6 +51,27 @@ pub struct HandOver {
 }
 
 impl Target {
+    /// Accepts nothing more, and tells those whose connections cannot be handed over: a host that follows ANA that its paths
+    /// change, an initiator of iSCSI to log out. Everything is served meanwhile. [`Target::resume`] takes it back.
+    pub fn give_notice(&self, limit: Duration) -> Notice {
+        let control = &self.control;
+        let (reply, heard) = mpsc::channel();
+        for core in 0..control.shared.cores() {
+            control.shared.send(core, Message::GiveNotice { reply: reply.clone() });
+        }
+        drop(reply);
+        let deadline = Instant::now() + limit;
+        let mut notice = Notice { told: 0, all_know: true };
+        for _ in 0..control.shared.cores() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match heard.recv_timeout(left) {
+                Ok(told) => notice.told += told,
+                Err(_) => notice.all_know = false,
+            }
+        }
+        notice
+    }
+
     /// Has all connections stop between two commands, within this time, and gives what can be handed over.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{Namespace, Visibility};
-use raceline_proto::nvme::{ControllerId, HostId, HostNqn, NamespaceId, Nqn, QueueId};
+use raceline_proto::nvme::{ControllerId, HostId, HostNqn, NamespaceId, Nqn, QueueId, Status};
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Entry, State};
@@ -252,6 +252,12 @@ impl Target {
             (nqn.clone(), registered, held)
         };
         state.subsystems.iter().map(of).filter(|(_, registered, _)| *registered > 0).collect()
+    }
+
+    /// How often commands of all hosts have ended with which error.
+    #[must_use]
+    pub fn statuses(&self) -> Vec<(Status, u64)> {
+        self.control.shared.statuses.all()
     }
 
     /// What each core has, in the order of [`crate::TargetConfig::cores`].

@@ -137,6 +137,9 @@ pub(crate) enum Message {
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },
 
+    /// Control: accept nothing, and tell hosts whose connections cannot be handed over; answer with how many when all have
+    /// heard of it.
+    GiveNotice { reply: mpsc::Sender<usize> },
     /// Control: accept nothing, and have all connections rest; then answer.
     Suspend { reply: mpsc::Sender<()> },
     /// Control: give the connections that rest.

@@ -554,6 +554,21 @@ impl Association {
             && self.controller.is_between()
     }
 
+    /// It cannot be handed over, and is about to end.
+    pub(crate) fn give_notice(&mut self) {
+        self.controller.announce_departure();
+    }
+
+    /// It does not end after all.
+    pub(crate) fn withdraw_notice(&mut self) {
+        self.controller.withdraw_departure();
+    }
+
+    /// Whether its host knows all that it has been told about its end.
+    pub(crate) fn knows_notice(&self) -> bool {
+        self.controller.departure_is_known()
+    }
+
     /// What another process needs to go on with the controller.
     pub(crate) fn hand_over(
         &self,

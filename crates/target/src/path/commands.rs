@@ -163,9 +163,10 @@ impl Commands {
         }
     }
 
-    /// Puts a failed I/O command into the controller's error log; the controller records failed
+    /// Counts a failed command, and puts one for I/O into the controller's error log; the controller records failed
     /// admin commands itself.
     fn log_failure(&mut self, core: &Core, key: SlotKey, status: Status) {
+        core.shared.statuses.add_one(status);
         let Some(io) = &self.io else { return };
         let slot = self.slots.get(key);
         let lba = slot.job.as_ref().map_or(0, |job| job.bytes.start / job.block_size);

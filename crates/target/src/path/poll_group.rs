@@ -665,7 +665,8 @@ impl Service for PollGroup {
             }
             Message::Unfence { device, lock } => self.core.unfence(device, lock),
             Message::Iscsi(message) => self.handle_iscsi(cx, message),
-            Message::Suspend { .. }
+            Message::GiveNotice { .. }
+            | Message::Suspend { .. }
             | Message::Pack { .. }
             | Message::Resume
             | Message::Leave { .. }
@@ -761,6 +762,8 @@ impl Service for PollGroup {
         }
         if self.suspending.is_active() {
             self.run_suspension(cx);
+        } else if self.suspending.is_giving_notice() {
+            self.run_notice(cx);
         }
         let waits = !self.core.deferred.is_empty() || self.core.shares.is_waiting();
         if waits && !std::mem::replace(&mut self.next_pass, true) {

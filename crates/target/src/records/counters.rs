@@ -110,6 +110,8 @@ counters! {
         small_buffer_waits,
         /// Times a command had to wait because of a limit of its namespace, host or subsystem.
         throttled,
+        /// The sum of the times in microseconds for which commands were to wait because of such a limit.
+        throttled_us,
         /// Time with at least one command outstanding in microseconds, up to the last time that no
         /// command was outstanding.
         busy_us,

@@ -20,6 +20,7 @@ use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
 use crate::records::placement::{Arrival, Placement, Seat};
 use crate::records::sessions::Sessions;
+use crate::records::statuses::StatusCounts;
 use crate::records::throttle::QosClock;
 
 /// Computations of authentications that may wait: for all sources, and for one of them, whose hosts may have as many
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) reserver_progress: ReserverProgress,
     /// The sessions of iSCSI.
     sessions: Mutex<Sessions>,
+    /// The errors of commands.
+    pub(crate) statuses: StatusCounts,
 }
 
 struct Registry {
@@ -105,6 +108,7 @@ impl Shared {
             reserver,
             reserver_progress: ReserverProgress::default(),
             sessions: Mutex::default(),
+            statuses: StatusCounts::default(),
         }
     }
 

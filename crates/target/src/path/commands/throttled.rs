@@ -104,6 +104,7 @@ impl Commands {
             self.paused = Some(key);
         }
         self.out.counters.throttled.add(1);
+        self.out.counters.throttled_us.add((begins_ns - now_ns).div_ceil(1000));
         let held = Held { key, device, begins_ns, cost, levels: Levels::clone(levels) };
         self.throttled.waiting.push_back(held);
         self.arm_throttled(cx, core, begins_ns);

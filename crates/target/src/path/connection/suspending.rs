@@ -47,6 +47,30 @@ impl Connection {
         self.comes_to_rest(cx);
     }
 
+    /// If it is that of a controller which cannot be handed over, tells its host, and says so.
+    pub(crate) fn give_notice(&mut self, cx: &mut Context<'_>, core: &mut Core) -> bool {
+        let Role::Admin(association) = &mut self.role else { return false };
+        if !self.is_carried || self.life.state > LifeState::Open || self.life.draining {
+            return false;
+        }
+        let (peer, cntlid, nqn) = (self.ends.peer, association.cntlid(), association.nqn());
+        tracing::info!(
+            %peer, %cntlid, %nqn,
+            "not handed over, as the keys of TLS or the queues of RDMA are this process's: its host connects anew"
+        );
+        association.give_notice();
+        self.run_actions(cx, core);
+        true
+    }
+
+    /// Whether nobody has to be told any more.
+    pub(crate) fn knows_notice(&self) -> bool {
+        match &self.role {
+            Role::Admin(association) => association.knows_notice(),
+            _ => true,
+        }
+    }
+
     /// Whether it can rest at all: not if bytes of it are in a stream of a provider, or it is about to end.
     pub(crate) fn may_rest(&self) -> bool {
         !self.is_carried && self.life.state <= LifeState::Open && !self.life.draining
@@ -102,7 +126,12 @@ impl Connection {
 
     /// It goes on.
     pub(crate) fn resume_from_suspension(&mut self, cx: &mut Context<'_>, core: &mut Core) {
-        let Some(suspended) = self.suspended.take() else { return };
+        if let Role::Admin(association) = &mut self.role {
+            association.withdraw_notice();
+        }
+        let Some(suspended) = self.suspended.take() else {
+            return self.run_actions(cx, core);
+        };
         if matches!(self.role, Role::Io) {
             self.commands.end_move(cx, core);
             if !suspended.commands.is_empty()

@@ -59,6 +59,8 @@ pub(crate) struct Connection {
     admitted: bool,
     /// The target is stopping, or the initiator has logged out: no new commands.
     draining: bool,
+    /// The initiator has been asked to log out, as another process takes over.
+    asked: bool,
     deadline: Option<Instant>,
     timer_armed: Option<Instant>,
     /// When bytes came last.
@@ -125,6 +127,7 @@ impl Connection {
             early: Some(ticket),
             admitted: false,
             draining: false,
+            asked: false,
             deadline: Some(cx.now + settings.login_timeout),
             timer_armed: None,
             heard: cx.now,

@@ -51,6 +51,11 @@ impl IscsiGroup {
         self.stopping = true;
     }
 
+    /// Whether all initiators that were asked to log out have done so.
+    pub(crate) fn all_have_logged_out(&self) -> bool {
+        !self.connections().any(Connection::is_asked)
+    }
+
     /// Adds a connection; false: there are as many as tags can name.
     pub(crate) fn add(
         &mut self,

@@ -58,6 +58,15 @@ impl PollGroup {
         self.each_iscsi(cx, |connection, cx, core| connection.drain(cx, core));
     }
 
+    /// Asks all initiators to log out; gives how many have been asked.
+    pub(super) fn ask_for_logouts(&mut self, cx: &mut Context<'_>) -> usize {
+        let asked = std::cell::Cell::new(0);
+        self.each_iscsi(cx, |connection, cx, core| {
+            asked.set(asked.get() + usize::from(connection.give_notice(cx, core)));
+        });
+        asked.get()
+    }
+
     /// What exists has changed.
     pub(super) fn show_iscsi(&mut self, cx: &mut Context<'_>) {
         self.each_iscsi(cx, |connection, cx, core| {

@@ -15,6 +15,8 @@ use crate::records::names::{ConnKey, Place, Protocol};
 #[derive(Default)]
 pub(super) struct Suspending {
     is_suspended: bool,
+    /// Hosts have been told that connections end: how many, and who waits until all of them know.
+    notice: Option<(usize, std::sync::mpsc::Sender<usize>)>,
     /// Waits until all connections rest, or cannot.
     settled: Option<std::sync::mpsc::Sender<()>>,
     leaving: Option<Leaving>,
@@ -32,19 +34,53 @@ impl Suspending {
         self.is_suspended
     }
 
+    pub(super) fn is_giving_notice(&self) -> bool {
+        self.notice.is_some()
+    }
+
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 }
 
 impl PollGroup {
+    /// Accepts nothing more, and tells hosts that connections which cannot be handed over are about to end.
+    #[cold]
+    fn give_notice(&mut self, cx: &mut Context<'_>, reply: std::sync::mpsc::Sender<usize>) {
+        if self.stopping {
+            return;
+        }
+        self.pause_listeners(cx, true);
+        let mut told = self.ask_for_logouts(cx);
+        for key in self.keys() {
+            self.with(cx, key, |connection, cx, core| {
+                told += usize::from(connection.give_notice(cx, core));
+            });
+        }
+        self.suspending = Suspending { notice: Some((told, reply)), ..Suspending::default() };
+    }
+
+    /// At the end of a turn: whether all who were told know.
+    #[cold]
+    pub(super) fn run_notice(&mut self, cx: &mut Context<'_>) {
+        let mut all_know = self.iscsi.all_have_logged_out();
+        for key in self.keys() {
+            self.with(cx, key, |connection, _, _| all_know &= connection.knows_notice());
+        }
+        if all_know && let Some((told, reply)) = self.suspending.notice.take() {
+            // The control thread may have given up waiting.
+            let _ = reply.send(told);
+        }
+    }
+
     #[cold]
     pub(super) fn suspend(&mut self, cx: &mut Context<'_>, settled: std::sync::mpsc::Sender<()>) {
         if self.stopping {
             return;
         }
         self.pause_listeners(cx, true);
-        self.suspending = Suspending { is_suspended: true, settled: Some(settled), leaving: None };
+        self.suspending =
+            Suspending { is_suspended: true, settled: Some(settled), ..Suspending::default() };
         for key in self.keys() {
             self.with(cx, key, Connection::suspend);
         }
@@ -164,6 +200,7 @@ impl PollGroup {
 
     pub(super) fn handle_suspension(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
+            Message::GiveNotice { reply } => self.give_notice(cx, reply),
             Message::Suspend { reply } => self.suspend(cx, reply),
             Message::Resume => self.resume_all(cx),
             Message::Pack { reply } => {

@@ -20,6 +20,8 @@ use crate::records::names::{Place, SlotKey};
 
 /// How long an initiator that is asked to log out may take.
 const LOGOUT_TIME: Duration = Duration::from_secs(30);
+/// How long it may take when another process takes over. The take-over does not wait for so long.
+const NOTICE_TIME: Duration = Duration::from_secs(5);
 
 /// A task management function, or a logout, that waits for commands to end.
 pub(super) struct Management {
@@ -276,10 +278,34 @@ impl Connection {
             session.node.name == node
                 && portal_group.is_none_or(|group| group == session.nexus.portal_group)
         });
-        if !concerned || self.state != LifeState::Open {
+        if concerned {
+            self.ask_for_logout(cx, core, LOGOUT_TIME);
+        }
+    }
+
+    /// The connection cannot be handed over to another process: asks its initiator to log out, and says whether it has.
+    pub(crate) fn give_notice(&mut self, cx: &mut Context<'_>, core: &mut Core) -> bool {
+        let Some(session) = &self.session else { return false };
+        let (peer, initiator) = (self.ends.peer, &session.nexus.initiator);
+        if self.state != LifeState::Open || self.draining {
+            return false;
+        }
+        tracing::info!(%peer, initiator, "not handed over, as iSCSI sessions are not: it logs in anew");
+        self.asked = true;
+        self.ask_for_logout(cx, core, NOTICE_TIME);
+        true
+    }
+
+    /// Whether the initiator is to log out because another process takes over, and has not yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked && self.state == LifeState::Open
+    }
+
+    fn ask_for_logout(&mut self, cx: &mut Context<'_>, core: &mut Core, time: Duration) {
+        if self.state != LifeState::Open {
             return;
         }
-        let seconds = u16::try_from(LOGOUT_TIME.as_secs()).unwrap_or(u16::MAX);
+        let seconds = u16::try_from(time.as_secs()).unwrap_or(u16::MAX);
         let message = Async {
             event: AsyncEvent::LogoutRequested,
             lun: 0,
@@ -287,7 +313,7 @@ impl Connection {
             sense: &[],
         };
         self.out.push(core, |proto: &mut TargetConnection, out| proto.async_message(&message, out));
-        self.deadline = Some(cx.now + LOGOUT_TIME);
+        self.deadline = Some(cx.now + time);
         self.arm_timer(cx);
     }
 
