@@ -26,6 +26,19 @@ fio_background() {
         echo $rc >/tmp/fio.rc
     ) &
 }
+# fio_opened NSID: waits until that job has opened the disk.  If the disk went before, fio would make a file of its name.
+fio_opened() {
+    local i=0 d p
+    d=$(dev "$1")
+    while :; do
+        for p in $(pidof fio); do
+            ! ls -l "/proc/$p/fd" 2>/dev/null | grep -q "$d\$" || return 0
+        done
+        [ $i -lt 300 ] || fail "fio has not opened $d after 30 s"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
 # fio_ended SECONDS: waits for the end of that job; fails after SECONDS.
 fio_ended() {
     local i=0
@@ -54,6 +67,7 @@ reset_under_io() {
 disconnect_under_io() {
     # fio cannot finish 1000 loops here: only the disconnect ends the job.
     fio_background 2 0 32m 1000
+    fio_opened 2
     sleep 2
     disconnect
     fio_ended 30
