@@ -26,6 +26,19 @@ fio_background() {
         echo $rc >/tmp/fio.rc
     ) &
 }
+# fio_opened NSID: waits until that job has opened the disk.  If the disk went before, fio would make a file of its name.
+fio_opened() {
+    local i=0 d p
+    d=$(dev "$1")
+    while :; do
+        for p in $(pidof fio); do
+            ! ls -l "/proc/$p/fd" 2>/dev/null | grep -q "$d\$" || return 0
+        done
+        [ $i -lt 300 ] || fail "fio has not opened $d after 30 s"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
 # fio_ended SECONDS: waits for the end of that job; fails after SECONDS.
 fio_ended() {
     local i=0
@@ -54,6 +67,7 @@ reset_under_io() {
 disconnect_under_io() {
     # fio cannot finish 1000 loops here: only the disconnect ends the job.
     fio_background 2 0 32m 1000
+    fio_opened 2
     sleep 2
     disconnect
     fio_ended 30
@@ -125,7 +139,7 @@ kill_under_io() {
     for i in $(seq "$KILLS"); do
         waited=0
         while [ "$(recorded)" -lt $((count + 40)) ]; do
-            [ $waited -lt 60 ] || fail "the writer makes no progress: $(cat /tmp/writer.failed 2>/dev/null)"
+            [ $waited -lt 120 ] || fail "the writer makes no progress: $(cat /tmp/writer.failed 2>/dev/null)"
             sleep 1
             waited=$((waited + 1))
         done
@@ -172,7 +186,9 @@ check dmesg-storm 10 log_clean
 [ "$TRANSPORT" = rdma ] || DIGESTS="--hdr-digest --data-digest"
 # shellcheck disable=SC2086  # two options
 check connect-for-kill 30 connect --nr-io-queues=2 --reconnect-delay=1 ${DIGESTS:-}
-check kill-under-io 300 kill_under_io
+# Over RDMA the target is emulated, too.
+[ "$TRANSPORT" = rdma ] && limit=600 || limit=300
+check kill-under-io $limit kill_under_io
 # The kernel logs a lost connection, attempts to reconnect while no target listens, and requests that wait for the path.
 check dmesg-kill 10 log_clean "$WAITS|failed to connect socket|Failed reconnect attempt|failed to (send|receive) |starting error recovery|Reconnecting in|Connect command failed|failed nvme_keep_alive_end_io|queue [0-9]+ connect|receive failed|rescanning namespaces|Connect rejected: status 8"
 check fio-verify-after 120 verify "$(dev 1)" 2m

@@ -123,7 +123,7 @@ impl Drop for Manager {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use serde_json::{Value, json};
@@ -134,7 +134,7 @@ mod tests {
     use crate::manager::{Change, ManagerConfig, Phase, Replay};
 
     /// Methods that never find what they need.
-    struct Nothing;
+    pub(in crate::manager) struct Nothing;
 
     impl Replay for Nothing {
         fn current_name(&self, _method: &str) -> Option<&'static str> {

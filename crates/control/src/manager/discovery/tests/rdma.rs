@@ -16,8 +16,8 @@ use raceline_target::{
 
 use super::super::{Discovery, Endpoint, Origin};
 use crate::manager::controllers::link::Link;
+use crate::manager::threads::tests::Nothing;
 use crate::manager::{Manager, ManagerConfig};
-use crate::method::Registry;
 
 /// How long the test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ fn a_service_over_rdma_leads_to_paths_over_both_transports() {
     let rdma: SocketAddr = "127.0.0.1:4420".parse().unwrap();
     target.add_listener_with(rdma, Some(Arc::new(streams) as _)).unwrap();
 
-    let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Registry::new())));
+    let manager = Arc::new(Manager::new(ManagerConfig::default(), Arc::new(Nothing)));
     manager.share();
     manager.start();
     let config = HostConfig {
