@@ -120,8 +120,8 @@ impl Disks {
     /// Whether any disk is served.
     #[must_use]
     pub fn any_is_there(&self) -> bool {
-        let ublk = self.ublk.iter().flat_map(|target| target.disks.values());
-        self.vhost.values().any(VhostDisk::is_there) || ublk.into_iter().any(UblkDisk::is_there)
+        let mut ublk = self.ublk.iter().flat_map(|target| target.disks.values());
+        self.vhost.values().any(VhostDisk::is_there) || ublk.any(UblkDisk::is_there)
     }
 
     /// Has the users of disks learn of devices that have grown.
