@@ -249,7 +249,7 @@ fn a_host_is_told_that_its_controller_departs() {
     assert_eq!(host.actions(), told(event));
     assert!(!host.controller.departure_is_known());
     let shown = page(&mut host);
-    let changing = u8::from(AnaState::Change.to_wire());
+    let changing = AnaState::Change.to_wire();
     assert!(shown.1.iter().all(|(_, state, _)| *state == changing), "{shown:?}");
     assert!(shown.0 > before.0 && host.controller.departure_is_known());
     // It stays: the states are those from before.
