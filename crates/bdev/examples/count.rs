@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     let mut meter = stats.meter();
     let started = Instant::now();
     let ended = started + Duration::from_micros(20);
-    let kind = |number: u32| if number % 4 == 0 { OpKind::Write } else { OpKind::Read };
+    let kind = |number: u32| if number.is_multiple_of(4) { OpKind::Write } else { OpKind::Read };
     let mut rounds = [const { Vec::new() }; 2];
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     let mut own = 0;
