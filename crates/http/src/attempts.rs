@@ -1,6 +1,7 @@
-//! Attempts with wrong tokens, by address: a few are answered, and further ones have to wait.
+//! Attempts with wrong tokens, by address: whoever has shown a few is told how long to wait.
 //!
-//! While an address waits, its tokens are not looked at, the right one neither: the answers tell nothing about a guess.
+//! The right token counts at any time: all clients behind a proxy have one address, and one of them must not lock out the
+//! others. That guesses are slow is the work of the guard, which delays each answer and bounds how many are delayed at a time.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -124,9 +124,6 @@ impl Guard {
                 ));
             }
         };
-        if let Some(wait) = self.attempts(|attempts| attempts.wait(peer, Instant::now())) {
-            return Err(too_many(wait));
-        }
         // Both are compared, so that the time tells nothing.
         let is = |token: &Option<Token>| token.as_ref().is_some_and(|token| token.is(&presented));
         let (may_change, may_read) = (is(&self.token), is(&self.read_token));
@@ -134,8 +131,13 @@ impl Guard {
             (true, _) => Ok(Caller { role: Some(Role::Admin) }),
             (false, true) => Ok(Caller { role: Some(Role::ReadOnly) }),
             (false, false) => {
-                self.attempts(|attempts| attempts.note(peer, Instant::now()));
-                Err(self.slow_down(headers).await)
+                let wait = self.attempts(|attempts| {
+                    let now = Instant::now();
+                    attempts.note(peer, now);
+                    attempts.wait(peer, now)
+                });
+                let refused = self.slow_down(headers).await;
+                Err(wait.map_or(refused, too_many))
             }
         }
     }

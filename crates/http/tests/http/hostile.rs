@@ -172,7 +172,7 @@ fn tokens_cannot_be_tried_fast() {
 }
 
 #[test]
-fn an_address_with_many_wrong_tokens_has_to_wait() {
+fn an_address_with_many_wrong_tokens_is_told_to_wait() {
     let served = Served::start();
     let ask = |token: &str| {
         let header = format!("Authorization: Bearer {token}");
@@ -195,12 +195,8 @@ fn an_address_with_many_wrong_tokens_has_to_wait() {
     // A request without a token is no guess.
     assert_eq!(served.get("/metrics").status, 200);
     assert_eq!(served.get("/healthz").status, 200);
-    // The wait ends, and the right token counts again.
-    let deadline = Instant::now() + LIMIT;
-    while ask(TOKEN).status != 200 {
-        assert!(Instant::now() < deadline, "the address is locked out");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    // Whoever has the token is not locked out.
+    assert_eq!(ask(TOKEN).status, 200);
     served.change("bdev_malloc_create", json!({ "name": "M", "num_blocks": 8, "block_size": 512 }));
 }
 
