@@ -365,7 +365,14 @@ fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
                 }
                 let needs =
                     |of: &[&str]| series.needs.iter().any(|need| of.contains(&need.as_str()));
-                if needs(&["toe", "iwarp", "iscsi-offload"]) {
+                if needs(&["toe", "iwarp", "iscsi-offload", "rdma"]) {
+                    continue;
+                }
+                // Its series run at the same time, but for those that run alone.
+                if experiment.procedure.name == "converged"
+                    && series.id != experiment.series[0].id
+                    && column.id != "alone"
+                {
                     continue;
                 }
                 let sum = match needs(&["spdk", "spdk-iscsi", "nvmet"]) {

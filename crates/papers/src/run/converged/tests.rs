@@ -98,7 +98,7 @@ fn record(rdma: Result<Rdma, String>) -> Option<Record> {
         series.settings.remove("limit_iops");
         series.settings.insert("limit_iops".to_owned(), 200.into());
     }
-    let options = options(&|| false);
+    let options = Options { effort: Effort::Normal, ..options(&|| false) };
     if options.cpus.len() < 2 {
         return None;
     }
