@@ -63,7 +63,7 @@ fn the_box_of_drives_moves() {
     let namespace = &calls(&planned, "nvmf_subsystem_add_ns")[0]["namespace"];
     assert_eq!(namespace["anagrpid"], 1);
     assert_eq!(namespace["uuid"], "8a1b2c3d-0000-4000-8000-00000000000a");
-    assert!(namespace["nguid"].is_null());
+    assert_eq!(namespace["nguid"], "0".repeat(32));
     let listeners = calls(&planned, "nvmf_subsystem_add_listener");
     assert_eq!(listeners.len(), 2);
     assert_eq!(listeners[1]["listen_address"]["traddr"], "0.0.0.0");
