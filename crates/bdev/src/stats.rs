@@ -446,7 +446,7 @@ mod tests {
         count(&mut meter, OpKind::Write, 512, 1000);
         let before = stats.latencies();
         assert_eq!(before[0].buckets[..2], [1, 1]);
-        assert_eq!((before[1].buckets[7], before[1].sum_ns), (1, 1_000_000));
+        assert_eq!((before[1].buckets[8], before[1].sum_ns), (1, 1_000_000));
         drop(meter);
         stats.reset();
         assert_eq!(stats.latencies(), before);

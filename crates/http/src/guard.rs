@@ -133,8 +133,11 @@ impl Guard {
             (false, false) => {
                 let wait = self.attempts(|attempts| {
                     let now = Instant::now();
-                    attempts.note(peer, now);
-                    attempts.wait(peer, now)
+                    let wait = attempts.wait(peer, now);
+                    if wait.is_none() {
+                        attempts.note(peer, now);
+                    }
+                    wait
                 });
                 let refused = self.slow_down(headers).await;
                 Err(wait.map_or(refused, too_many))

@@ -176,6 +176,9 @@ impl Target {
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
+        assert_eq!(self.network.leftovers().1, 0, "connections");
+        // Shared receives are kept for the next queues.
+        self.port.end();
     }
 
     fn handle(&mut self, id: ConnectionId, event: TargetPortEvent) {
