@@ -12,7 +12,7 @@ use common::{
 };
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{Direction, NamespaceId, Sqe, Status};
-use raceline_target::{NamespaceConfig, QosLimits, Target};
+use raceline_target::{HostLimit, NamespaceConfig, QosLimits, Target};
 
 const BS: u32 = 512;
 
@@ -150,10 +150,11 @@ fn limits_of_a_host_and_of_the_subsystem_count_for_all_namespaces() {
     let (target, _, _admin, mut queue) = start(1);
     let second = Duration::from_secs(1);
     let of_host = target.throttle(ios(200)).unwrap();
-    target.set_host_limits(&[(vec![host_nqn()], of_host)]).unwrap();
+    let of = |host, throttle| HostLimit { hosts: vec![host], initiators: Vec::new(), throttle };
+    target.set_host_limits(vec![of(host_nqn(), of_host)]).unwrap();
     keeps(200, 10, || load(&mut queue, 2, io::READ, 512, 4, second));
     let of_others = target.throttle(ios(1)).unwrap();
-    target.set_host_limits(&[(vec![nqn()], of_others)]).unwrap();
+    target.set_host_limits(vec![of(nqn(), of_others)]).unwrap();
     let quick = Duration::from_millis(200);
     assert!(load(&mut queue, 2, io::READ, 512, 4, quick) > 200, "another host's limit");
     let whole = target.throttle(ios(100)).unwrap();

@@ -65,7 +65,7 @@ pub(crate) struct State {
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
     /// The limits of hosts, in all subsystems.
-    pub(crate) host_limits: Vec<HostLimit>,
+    pub(crate) host_limits: Arc<[HostLimit]>,
     /// The hash functions and groups with which hosts may authenticate.
     pub(crate) algorithms: Algorithms,
     pub(crate) generation: u64,
@@ -428,7 +428,7 @@ impl State {
 
     /// What all subsystems have in common.
     pub(crate) fn common(&self) -> Common {
-        (self.retry_delays, self.algorithms.clone(), self.host_limits.as_slice().into())
+        (self.retry_delays, self.algorithms.clone(), Arc::clone(&self.host_limits))
     }
 
     /// What the queues of each subsystem have done so far.

@@ -20,6 +20,7 @@ use crate::changes::iscsi_view::Lun;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
+use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
 pub use self::info::{IscsiConnectionInfo, LunInfo, TargetNodeInfo};
@@ -309,6 +310,23 @@ impl Iscsi<'_> {
         self.forget_lun(&mut state, &lun)
     }
 
+    /// Sets the limits of a device, for all LUNs over it; `None`: it has none. Commands that wait go by the new limits.
+    ///
+    /// # Errors
+    /// When no LUN is over the device, or a core does not answer.
+    pub fn set_device_limits(
+        &self,
+        bdev: &SharedBdev,
+        throttle: Option<Throttle>,
+    ) -> Result<(), TargetError> {
+        self.change(|state| {
+            let device = state.device_of(bdev);
+            let name = || IscsiError::Missing(format!("LUN over device {}", bdev.info().name));
+            state.limit_unit(device.ok_or_else(name)?, throttle);
+            Ok(())
+        })
+    }
+
     /// Lets initiator groups reach a target node by portal groups.
     ///
     /// # Errors
@@ -472,6 +490,7 @@ impl Control {
         let store = place.map(|place| Arc::clone(&place.store));
         let exported = Exported { bdev: Arc::clone(bdev), unit: Arc::clone(&unit), store, luns: 1 };
         state.iscsi.units.insert(device, exported);
+        state.iscsi.limit_unit(device, config.throttle.clone());
         Ok(Lun { device, unit })
     }
 }

@@ -12,6 +12,7 @@ use crate::changes::iscsi_config::{
 use crate::changes::iscsi_view::{IscsiView, Lun, Node, PortalGroup};
 use crate::changes::reservation_state::ReservationStore;
 use crate::records::names::DeviceId;
+use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
 /// What iSCSI exports.
@@ -211,7 +212,20 @@ impl IscsiState {
             return false;
         }
         self.units.remove(&device);
+        self.limit_unit(device, None);
         true
+    }
+
+    /// Sets the limits of the unit over a device.
+    pub(crate) fn limit_unit(&mut self, device: DeviceId, throttle: Option<Throttle>) {
+        if throttle.is_none() && !self.view.limits.units.contains_key(&device) {
+            return;
+        }
+        let units = &mut Arc::make_mut(&mut self.view.limits).units;
+        match throttle {
+            Some(throttle) => units.insert(device, throttle),
+            None => units.remove(&device),
+        };
     }
 
     /// The device of the unit over a block device.
