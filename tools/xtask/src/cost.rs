@@ -7,9 +7,9 @@
 mod profile;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::child::Task;
@@ -28,8 +28,6 @@ const SHOWN_FUNCTIONS: usize = 15;
 const SHOWN_GROWTHS: usize = 10;
 /// Functions below this many instructions per I/O are not kept in the budget.
 const LEAST_KEPT: f64 = 8.0;
-/// Time for a release build with empty caches on two cores, in seconds.
-const BUILD_LIMIT_S: u64 = 1200;
 /// Time for one case, in seconds; it takes about three.
 const CASE_LIMIT_S: u64 = 120;
 /// One memory copy for all processors: without AVX and `rep movsb`, which callgrind would count
@@ -88,7 +86,7 @@ pub(crate) fn run(tree: &Tree, options: &Options) -> Result<Outcome> {
     let path = tree.root.join(BUDGET_FILE);
     let budget = load(&path)?;
     let rustc = compiler(&tree.root)?;
-    let binary = build(tree)?;
+    let binary = tree.program("cost")?;
     let scratch = tree.scratch("cost")?;
     let mut counted = Budget { rustc, cases: BTreeMap::new() };
     let mut verdicts = Vec::new();
@@ -140,15 +138,6 @@ fn compiler(root: &Path) -> Result<String> {
     Ok(ended.stdout.trim().to_owned())
 }
 
-fn build(tree: &Tree) -> Result<PathBuf> {
-    let args = ["build", "--quiet", "--release", "--locked", "--package", "cost"];
-    Task::new("cargo").args(args).dir(&tree.root).limit(BUILD_LIMIT_S).echo().check()?;
-    let binary = tree.target.join("release/cost");
-    ensure!(binary.is_file(), "the build left no {}", binary.display());
-    Ok(binary)
-}
-
-/// The names of the cases that `only` asks for, or of all.
 fn cases(binary: &Path, only: &[String]) -> Result<Vec<String>> {
     let listed = Task::new(binary).args(["--list"]).check()?;
     let names: Vec<String> = listed.stdout.lines().map(str::to_owned).collect();
