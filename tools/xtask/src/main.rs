@@ -290,7 +290,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             true,
             Box::new(|| package::run_supply_chain(tree)),
         ),
-        step("service", "systemd judges the service", true, Box::new(|| packaging::run(root))),
+        step("service", "systemd judges the service", true, Box::new(|| packaging::run(tree))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit::run(tree))),
         step(
             "build",
