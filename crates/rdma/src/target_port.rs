@@ -331,6 +331,23 @@ impl<P: Provider> TargetPort<P> {
         self.advance(id, now);
     }
 
+    /// Ends a queue from this end at once: no request of it is carried out any longer when this returns.
+    pub fn abort(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.queue.give_up();
+        let is_there = connection.stage != Stage::Destroyed;
+        let is_connected = matches!(connection.stage, Stage::Accepted { .. } | Stage::Live);
+        connection.stage = Stage::Destroyed;
+        if is_connected {
+            self.provider.disconnect(id);
+        }
+        if is_there {
+            self.destroy(id);
+        }
+        self.tell(id);
+        self.advance(id, now);
+    }
+
     /// Takes the next step of a connection that ends.
     fn advance(&mut self, id: ConnectionId, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };

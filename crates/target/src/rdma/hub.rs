@@ -14,6 +14,7 @@ use raceline_reactor::{Interest, SendBatch};
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
 use super::line::{Line, Works};
+use super::places::Places;
 
 /// The time between two looks at the deadlines of queue pairs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,6 +55,7 @@ impl Hub {
             port: TargetPort::new(device, config.port()),
             fetched: Buffers::new(fetched, half),
             given: Buffers::new(Access::LOCAL, half),
+            places: Places::new(config.reads_regions),
             starved: Vec::new(),
             released: false,
         };
@@ -67,9 +69,10 @@ impl Hub {
         }
     }
 
-    /// The device's name, and what was done with it.
-    pub(super) fn counts(&mut self) -> (String, PortCounts) {
-        (self.works.port.provider().name().to_owned(), self.works.port.counts())
+    /// The device's name, what was done with it, and how many data it has read in place.
+    pub(super) fn counts(&mut self) -> (String, PortCounts, u64) {
+        let name = self.works.port.provider().name().to_owned();
+        (name, self.works.port.counts(), self.works.places.leased())
     }
 
     // -------------------------------------------------------------------------- events
@@ -99,6 +102,7 @@ impl Hub {
             self.checked = now;
             self.works.port.check_deadlines(now);
             self.settle(now);
+            self.works.places.forget_ended(self.works.port.provider());
         }
         if self.closing.is_empty() {
             return;
@@ -216,7 +220,10 @@ impl Hub {
     // -------------------------------------------------------------------------- streams
 
     /// A stream begins a try: its bell is silent from now on.
-    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) {
+    ///
+    /// # Errors
+    /// `WouldBlock` while the device may read data of a batch that was taken.
+    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) -> io::Result<()> {
         if let Some(line) = self.lines.get_mut(&id) {
             line.waiting = Interest::NONE;
             if std::mem::take(&mut line.is_rung) {
@@ -225,6 +232,13 @@ impl Hub {
             }
         }
         self.pump_work();
+        match self.lines.get_mut(&id) {
+            Some(line) => {
+                line.owes = line.leases > 0;
+                if line.owes { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            }
+            None => Ok(()),
+        }
     }
 
     /// A stream ends a try, and waits for this.
@@ -274,6 +288,11 @@ impl Hub {
         batch: &mut SendBatch,
     ) -> io::Result<usize> {
         let line = self.lines.get_mut(&id).ok_or_else(lost)?;
+        line.owes = line.loss.is_some() && line.leases > 0;
+        if line.owes {
+            // The batch stays where it is until its data are not read any longer.
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         if let Some(loss) = line.loss {
             return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
         }
@@ -286,7 +305,7 @@ impl Hub {
             }
             Err(what) => {
                 tracing::error!(what, "the target has sent a PDU that RDMA cannot carry");
-                self.works.port.close(id, now);
+                self.works.port.abort(id, now);
                 self.settle(now);
                 Err(io::Error::other(what))
             }
@@ -300,13 +319,18 @@ impl Hub {
         line.is_dropped = true;
         line.waiting = Interest::NONE;
         line.drop_input(&mut self.works);
+        let is_read = line.leases > 0;
         if line.is_over {
             line.end(&mut self.works);
             self.lines.remove(&id);
             return self.settle(now);
         }
         let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());
-        if leaves && !reset {
+        if is_read {
+            // The memory of the controller's batch is used for other data from now on.
+            self.works.port.abort(id, now);
+        }
+        if leaves && !reset && !is_read {
             self.closing.push((id, now + LINGER));
         } else {
             self.finish_closing(id, now);
@@ -342,10 +366,11 @@ impl Drop for Hub {
         for (_, mut line) in std::mem::take(&mut self.lines) {
             line.end(&mut self.works);
         }
-        let Works { port, fetched, given, .. } = &mut self.works;
+        let Works { port, fetched, given, places, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
         port.end();
+        places.clear(port.provider());
     }
 }
 
