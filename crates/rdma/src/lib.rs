@@ -8,6 +8,7 @@
 //! * [`Foreign`]: memory of others that a device reads in place;
 //! * [`waiting`]: devices that a sleeping core can wait for;
 //! * [`TargetQueue`] and [`HostQueue`]: the two ends of one NVMe queue;
+//! * [`Table`]: what belongs to numbers of connections and commands;
 //! * [`TargetPort`] and [`HostPort`]: all queues of one core on one device, from the request to the drained end.
 
 pub mod device;
@@ -17,6 +18,7 @@ mod host_port;
 mod host_queue;
 mod send_queue;
 mod shared_receives;
+mod table;
 mod target_port;
 mod target_queue;
 pub mod verbs;
@@ -25,6 +27,7 @@ pub mod waiting;
 pub use foreign::Foreign;
 pub use host_port::{ConnectConfig, ConnectError, HostPort, HostPortEvent};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, HostTransfer, SubmitError};
+pub use table::Table;
 pub use target_port::{PortConfig, PortCounts, TargetPort, TargetPortEvent};
 pub use target_queue::{CommandToken, TargetEvent, TargetQueue, TargetQueueConfig};
 pub use verbs::Provider;

@@ -1,7 +1,6 @@
 //! One RDMA connection: its capsules and data as PDUs of NVMe/TCP, both ways.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -14,7 +13,7 @@ use raceline_proto::tcp::pdu::{
     MIN_MAXH2CDATA, PduType, R2tPdu, flags,
 };
 use raceline_rdma::verbs::{ConnectionId, Provider, Region};
-use raceline_rdma::{CommandToken, Loss, TargetEvent, TargetPort};
+use raceline_rdma::{CommandToken, Loss, Table, TargetEvent, TargetPort};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, UnsentReader};
 use zerocopy::little_endian::U32;
@@ -121,24 +120,6 @@ enum Expects {
     Skip(usize),
 }
 
-/// A hash of a command identifier. A host that chooses identifiers that collide makes its own queue slower.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u16(byte.into()));
-    }
-
-    fn write_u16(&mut self, number: u16) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
 /// The controller's end has said something that it never says: a bug of the target.
 type Broken = &'static str;
 
@@ -154,7 +135,8 @@ pub(super) struct Line {
     headers: Vec<u8>,
     headers_at: usize,
     commands: Vec<Command>,
-    slots: HashMap<CommandId, u16, BuildHasherDefault<Spread>>,
+    /// Slots by command identifiers.
+    slots: Table<u16>,
     /// Commands whose data wait for a buffer.
     to_fetch: VecDeque<u16>,
     /// Buffers of responses that are under way, by tag.
@@ -196,7 +178,7 @@ impl Line {
             headers: Vec::with_capacity(count * CapsuleCmdPdu::LEN + MAX_HEADER),
             headers_at: 0,
             commands: (0..entries).map(|_| Command::default()).collect(),
-            slots: HashMap::with_capacity_and_hasher(2 * count, BuildHasherDefault::default()),
+            slots: Table::new(2 * count),
             to_fetch: VecDeque::with_capacity(count),
             sending: Vec::with_capacity(count),
             tags: Vec::with_capacity(count),
@@ -328,7 +310,7 @@ impl Line {
             TargetEvent::DataHere(token) => self.data_here(works, token),
             TargetEvent::DataLost(slot) => {
                 let command = &mut self.commands[usize::from(slot)];
-                self.slots.remove(&command.cid);
+                self.slots.remove(command.cid.0.into());
                 if let Some(region) = command.fetched.take() {
                     self.held -= u64::from(region.len);
                     works.give_fetched(region);
@@ -368,7 +350,7 @@ impl Line {
     ) {
         let cid = sqe.command_id();
         let judged = match data {
-            Ok(_) if self.slots.contains_key(&cid) => Err((Status::CID_CONFLICT.dnr(), 0)),
+            Ok(_) if self.slots.get(cid.0.into()).is_some() => Err((Status::CID_CONFLICT.dnr(), 0)),
             Ok(data) => self.check_connect(works, &mut sqe).map(|()| data),
             Err(status) => Err((status, 0)),
         };
@@ -391,7 +373,7 @@ impl Line {
         if let Some((capsules, at, len)) = capsule {
             self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
         }
-        self.slots.insert(cid, slot);
+        self.slots.insert(cid.0.into(), slot);
         self.commands[usize::from(slot)] =
             Command { token: Some(token), cid, len: data.len(), ..Command::default() };
     }
@@ -599,7 +581,7 @@ impl Line {
         rest: &UnsentReader<'_>,
     ) -> Result<bool, Broken> {
         let cid = CommandId(data.cccid.get());
-        let slot = *self.slots.get(&cid).ok_or("data of an unknown command")?;
+        let slot = *self.slots.get(cid.0.into()).ok_or("data of an unknown command")?;
         let (at, left) = (data.datao.get(), data.datal.get());
         let len = self.commands[usize::from(slot)].len;
         let fits = at.checked_add(left).is_some_and(|end| end <= len);
@@ -654,7 +636,7 @@ impl Line {
     /// The controller asks for the data of a command, always for all of them.
     fn ask(&mut self, works: &mut Works, r2t: &R2tPdu) -> Result<(), Broken> {
         let cid = CommandId(r2t.cccid.get());
-        let slot = *self.slots.get(&cid).ok_or("an R2T of an unknown command")?;
+        let slot = *self.slots.get(cid.0.into()).ok_or("an R2T of an unknown command")?;
         let command = &mut self.commands[usize::from(slot)];
         if r2t.r2to.get() != 0 || r2t.r2tl.get() != command.len || command.waits {
             return Err("an R2T for a part of a command's data");
@@ -695,7 +677,7 @@ impl Line {
 
     /// The controller has ended a command.
     fn finish(&mut self, works: &mut Works, cqe: Cqe) -> Result<(), Broken> {
-        let slot = *self.slots.get(&cqe.cid).ok_or("a response to an unknown command")?;
+        let slot = *self.slots.get(cqe.cid.0.into()).ok_or("a response to an unknown command")?;
         let command = &mut self.commands[usize::from(slot)];
         match command.token.take() {
             Some(token) => self.respond(works, slot, token, cqe),
@@ -706,7 +688,7 @@ impl Line {
 
     fn respond(&mut self, works: &mut Works, slot: u16, token: CommandToken, mut cqe: Cqe) {
         let command = &mut self.commands[usize::from(slot)];
-        self.slots.remove(&command.cid);
+        self.slots.remove(command.cid.0.into());
         command.waits = false;
         let (len, received) = (command.len, command.received);
         let in_place = command.in_place.take();
