@@ -38,6 +38,7 @@ pub use io::{Completion, Io, Outcome, Token, Wait, nvme, ublk};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
+pub use memory::lasting::LastingMemory;
 pub use memory::parts::{PartPool, PartedBuf};
 pub use send::{Payload, SendBatch, UnsentReader, pages};
 pub use sim::{SimConfig, SimIo, SimWorld};

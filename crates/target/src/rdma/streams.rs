@@ -37,6 +37,8 @@ pub struct RdmaDeviceStats {
     pub name: String,
     /// Counts since the listener was made.
     pub counts: PortCounts,
+    /// Responses whose data the device has read where they were, without a copy.
+    pub in_place: u64,
 }
 
 impl RdmaStreams {
@@ -67,8 +69,8 @@ impl RdmaStreams {
         hubs.retain(|(_, hub)| hub.strong_count() > 0);
         let alive = hubs.iter().filter_map(|(address, hub)| Some((*address, hub.upgrade()?)));
         let stats = |(address, hub): (SocketAddr, Arc<Mutex<Hub>>)| {
-            let (name, counts) = lock(&hub).counts();
-            RdmaDeviceStats { address, name, counts }
+            let (name, counts, in_place) = lock(&hub).counts();
+            RdmaDeviceStats { address, name, counts, in_place }
         };
         alive.map(stats).collect()
     }
@@ -159,8 +161,7 @@ struct Stream {
 
 impl ByteStream for Stream {
     fn advance(&mut self) -> io::Result<()> {
-        lock(&self.hub).begin(self.id, &mut self.bell);
-        Ok(())
+        lock(&self.hub).begin(self.id, &mut self.bell)
     }
 
     fn receive(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {
