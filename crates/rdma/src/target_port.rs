@@ -134,6 +134,7 @@ pub struct TargetPort<P> {
     /// Those whose turn it is. The memory is kept.
     turn: Vec<ConnectionId>,
     rejected: u64,
+    is_device_gone: bool,
 }
 
 impl<P: Provider> TargetPort<P> {
@@ -153,6 +154,7 @@ impl<P: Provider> TargetPort<P> {
             dirty: Vec::new(),
             turn: Vec::new(),
             rejected: 0,
+            is_device_gone: false,
         }
     }
 
@@ -194,6 +196,12 @@ impl<P: Provider> TargetPort<P> {
     #[must_use]
     pub fn rejected(&self) -> u64 {
         self.rejected
+    }
+
+    /// Whether the device was removed: its connections end, and none comes any more.
+    #[must_use]
+    pub fn is_device_gone(&self) -> bool {
+        self.is_device_gone
     }
 
     /// The next event.
@@ -413,7 +421,14 @@ impl<P: Provider> TargetPort<P> {
                     connection.stage = Stage::Live;
                 }
             }
-            Event::DeviceRemoved(_) => self.lose(id, Loss::DeviceRemoved, now),
+            Event::DeviceRemoved(_) => {
+                self.is_device_gone = true;
+                let all = (id == ConnectionId::NOBODY)
+                    .then(|| self.connections.keys().copied().collect::<Vec<_>>());
+                for id in all.unwrap_or_else(|| vec![id]) {
+                    self.lose(id, Loss::DeviceRemoved, now);
+                }
+            }
             Event::Disconnected(_) | Event::Rejected { .. } | Event::Failed { .. } => {
                 self.lose(id, Loss::Disconnected, now);
             }

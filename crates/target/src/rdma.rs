@@ -24,6 +24,7 @@ mod buffers;
 mod config;
 mod hub;
 mod line;
+mod listener;
 mod streams;
 
 pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,16 @@ impl Hub {
     /// The device's name, and what was done with it.
     pub(super) fn counts(&mut self) -> (String, PortCounts) {
         (self.works.port.provider().name().to_owned(), self.works.port.counts())
+    }
+
+    /// Whether the device was removed: no connection comes any more.
+    pub(super) fn is_device_gone(&self) -> bool {
+        self.works.port.is_device_gone()
+    }
+
+    /// The descriptor that is readable when the device has news.
+    pub(super) fn news(&mut self) -> BorrowedFd<'_> {
+        self.works.port.provider().news()
     }
 
     // -------------------------------------------------------------------------- events

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod host;
+mod removal;
 
 use std::time::Duration;
 
