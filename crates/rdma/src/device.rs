@@ -10,11 +10,12 @@ mod layout;
 mod library;
 mod memory;
 mod news;
+mod removal;
 
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr::null_mut;
 
 use raceline_proto::rdma::WorkStatus;
@@ -35,6 +36,7 @@ use library::Functions;
 use memory::Memory;
 
 pub use library::{load_libraries, seal};
+pub use news::NewsSet;
 
 /// Completions that one call takes from the device.
 const POLL: usize = 32;
@@ -64,7 +66,7 @@ pub struct RdmaDevice {
     notices: *mut CompletionChannel,
     channel: *mut EventChannel,
     /// An epoll instance that waits for both channels; `None` until it is made.
-    news: Option<OwnedFd>,
+    news: Option<NewsSet>,
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
@@ -163,6 +165,7 @@ impl RdmaDevice {
                 format!("{address} is not the address of an RDMA device (rdma link shows them)");
             return Err(ProviderError { what: "finding the RDMA device", why });
         }
+        removal::enter(self.context);
         Ok(())
     }
 
@@ -492,6 +495,12 @@ impl Drop for RdmaDevice {
             if !self.domain.is_null() {
                 (self.functions.ibv_dealloc_pd)(self.domain);
             }
+        }
+        if !self.context.is_null() {
+            removal::leave(self.context);
+        }
+        // SAFETY: as above.
+        unsafe {
             if !self.anchor.is_null() {
                 (self.functions.rdma_destroy_id)(self.anchor);
             }

@@ -26,7 +26,7 @@ use crate::verbs::{
     ProviderError, RecvWork, Region, SendWork,
 };
 use crate::waiting::WaitingDevice;
-use state::State;
+use state::{Node, State};
 
 /// What kind of devices the network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,13 +164,14 @@ impl Network {
         self.0.lock().cut_all();
     }
 
-    /// Removes the device that listens at an address.
+    /// Removes the device that listens at an address, and is there.
     ///
     /// # Panics
     /// When there is none.
     pub fn remove_listening(&self, address: SocketAddr) {
         let mut state = self.0.lock();
-        let node = state.nodes.iter().position(|node| node.listeners.contains(&address));
+        let listens = |node: &Node| !node.is_removed && node.listeners.contains(&address);
+        let node = state.nodes.iter().position(listens);
         state.remove_node(node.expect("a device listens there"));
     }
 

@@ -142,6 +142,7 @@ pub struct TargetPort<P> {
     /// Those whose turn it is. The memory is kept.
     turn: Vec<ConnectionId>,
     rejected: u64,
+    is_device_gone: bool,
 }
 
 impl<P: Provider> TargetPort<P> {
@@ -162,6 +163,7 @@ impl<P: Provider> TargetPort<P> {
             dirty: Vec::new(),
             turn: Vec::new(),
             rejected: 0,
+            is_device_gone: false,
         }
     }
 
@@ -203,6 +205,12 @@ impl<P: Provider> TargetPort<P> {
     #[must_use]
     pub fn rejected(&self) -> u64 {
         self.rejected
+    }
+
+    /// Whether the device was removed: its connections end, and none comes any more.
+    #[must_use]
+    pub fn is_device_gone(&self) -> bool {
+        self.is_device_gone
     }
 
     /// The next event.
@@ -455,7 +463,14 @@ impl<P: Provider> TargetPort<P> {
                     connection.stage = Stage::Live;
                 }
             }
-            Event::DeviceRemoved(_) => self.lose(id, Loss::DeviceRemoved, now),
+            Event::DeviceRemoved(_) => {
+                self.is_device_gone = true;
+                let all = (id == ConnectionId::NOBODY)
+                    .then(|| self.connections.keys().copied().collect::<Vec<_>>());
+                for id in all.unwrap_or_else(|| vec![id]) {
+                    self.lose(id, Loss::DeviceRemoved, now);
+                }
+            }
             Event::Disconnected(_) | Event::Rejected { .. } | Event::Failed { .. } => {
                 self.lose(id, Loss::Disconnected, now);
             }

@@ -206,7 +206,8 @@ pub enum Event {
     },
     /// The peer or the network has ended it.
     Disconnected(ConnectionId),
-    /// The device is gone: there may be no further completions.
+    /// The device is gone: there may be no further completions. Of [`ConnectionId::NOBODY`] it is for all connections, and
+    /// for those who listen.
     DeviceRemoved(ConnectionId),
 }
 

@@ -24,6 +24,7 @@ mod buffers;
 mod config;
 mod hub;
 mod line;
+mod listener;
 mod places;
 mod streams;
 

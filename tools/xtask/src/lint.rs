@@ -51,6 +51,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/rdma/src/device/library.rs",
     "crates/rdma/src/device/memory.rs",
     "crates/rdma/src/device/news.rs",
+    "crates/rdma/src/device/removal.rs",
     "crates/rdma/src/foreign.rs",
     "crates/reactor/src/accel/access.rs",
     "crates/reactor/src/epoll.rs",

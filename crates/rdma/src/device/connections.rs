@@ -10,7 +10,7 @@ use super::layout::{
     CmEvent, CmId, ConnectionParameters, PORT_SPACE_TCP, PairAttributes, PairCapabilities, QPT_RC,
     QueuePair,
 };
-use super::{RdmaDevice, last_error};
+use super::{RdmaDevice, last_error, removal};
 use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
 
 /// Requests that wait for the target, at most.
@@ -74,6 +74,10 @@ impl Connections {
     pub(super) fn pair(&self, connection: ConnectionId) -> Option<*mut QueuePair> {
         let pair = self.connections.get(&connection)?.pair;
         (!pair.is_null()).then_some(pair)
+    }
+
+    fn listens(&self, id: *mut CmId) -> bool {
+        self.listeners.iter().any(|(listener, _)| *listener == id)
     }
 
     pub(super) fn by_number(&self, number: u32) -> Option<ConnectionId> {
@@ -308,6 +312,12 @@ impl RdmaDevice {
     pub(super) fn take_event(&mut self) -> Option<Event> {
         loop {
             let copied = self.copy_event()?;
+            if copied.kind == kind::DEVICE_REMOVAL {
+                removal::note(self.context);
+                if copied.id == self.anchor || self.connections.listens(copied.id) {
+                    return Some(Event::DeviceRemoved(ConnectionId::NOBODY));
+                }
+            }
             if copied.kind == kind::CONNECT_REQUEST {
                 if let Some(event) = self.take_request(copied) {
                     return Some(event);

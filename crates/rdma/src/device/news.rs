@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
 
@@ -20,6 +21,56 @@ pub(super) fn set_nonblocking(fd: RawFd) -> Result<(), ProviderError> {
     Ok(())
 }
 
+/// One descriptor that is readable while any of a set of descriptors is.
+#[derive(Debug)]
+pub struct NewsSet(OwnedFd);
+
+impl NewsSet {
+    /// Of none so far.
+    ///
+    /// # Errors
+    /// When the process or the system has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no memory is involved.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made, and that nobody else has.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(epoll) }))
+    }
+
+    /// Watches a descriptor as well, until it is closed or [`Self::forget`] is called.
+    ///
+    /// # Errors
+    /// When the system refuses: too many are watched, or it cannot be waited for.
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_ADD, fd.as_raw_fd())
+    }
+
+    /// Does not watch a descriptor any longer.
+    ///
+    /// # Errors
+    /// When it is not watched.
+    pub fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_DEL, fd.as_raw_fd())
+    }
+
+    fn change(&self, operation: c_int, fd: RawFd) -> io::Result<()> {
+        let events = u32::try_from(libc::EPOLLIN).unwrap_or_default();
+        let mut event = libc::epoll_event { events, u64: 0 };
+        // SAFETY: both descriptors are open; the event lives until the call returns.
+        let failed = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &raw mut event) };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsFd for NewsSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl RdmaDevice {
     /// Makes the channel that tells of completions.
     pub(super) fn open_notices(&mut self) -> Result<(), ProviderError> {
@@ -34,28 +85,17 @@ impl RdmaDevice {
 
     /// Makes the one descriptor for both channels.
     pub(super) fn open_news(&mut self) -> Result<(), ProviderError> {
-        let what = "waiting for an RDMA device";
-        // SAFETY: no memory is involved.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if epoll < 0 {
-            return Err(last_error(what));
-        }
-        // SAFETY: a descriptor that was just made, and that nobody else has.
-        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let failed = |error: &io::Error| ProviderError {
+            what: "waiting for an RDMA device",
+            why: error.to_string(),
+        };
+        let news = NewsSet::new().map_err(|error| failed(&error))?;
         // SAFETY: the channel is alive as long as this value.
         let notices = unsafe { (*self.notices).fd };
         for fd in [self.event_fd(), notices] {
-            let events = u32::try_from(libc::EPOLLIN).unwrap_or_default();
-            let mut event = libc::epoll_event { events, u64: 0 };
-            // SAFETY: both descriptors are open; the event lives until the call returns.
-            let failed = unsafe {
-                libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event)
-            };
-            if failed != 0 {
-                return Err(last_error(what));
-            }
+            news.change(libc::EPOLL_CTL_ADD, fd).map_err(|error| failed(&error))?;
         }
-        self.news = Some(epoll);
+        self.news = Some(news);
         Ok(())
     }
 }

@@ -17,7 +17,11 @@ fn refused(what: &'static str, why: &str) -> ProviderError {
 
 impl State {
     pub(super) fn listen(&mut self, node: usize, address: SocketAddr) -> Result<(), ProviderError> {
-        if self.nodes.iter().any(|node| node.listeners.contains(&address)) {
+        if self.nodes[node].is_removed {
+            return Err(gone("listening"));
+        }
+        let mut alive = self.nodes.iter().filter(|node| !node.is_removed);
+        if alive.any(|node| node.listeners.contains(&address)) {
             return Err(refused("listening", "the address is in use"));
         }
         self.nodes[node].listeners.push(address);
@@ -277,6 +281,8 @@ impl State {
             return;
         }
         self.nodes[node].completions.clear();
+        self.nodes[node].events.push_back(Event::DeviceRemoved(ConnectionId::NOBODY));
+        self.nodes[node].ring();
         for at in 0..self.pairs.len() {
             let pair = &self.pairs[at];
             // A request that its target has not seen yet is never seen.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,16 @@ impl Hub {
     pub(super) fn counts(&mut self) -> (String, PortCounts, u64) {
         let name = self.works.port.provider().name().to_owned();
         (name, self.works.port.counts(), self.works.places.leased())
+    }
+
+    /// Whether the device was removed: no connection comes any more.
+    pub(super) fn is_device_gone(&self) -> bool {
+        self.works.port.is_device_gone()
+    }
+
+    /// The descriptor that is readable when the device has news.
+    pub(super) fn news(&mut self) -> BorrowedFd<'_> {
+        self.works.port.provider().news()
     }
 
     // -------------------------------------------------------------------------- events

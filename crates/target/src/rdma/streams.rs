@@ -3,29 +3,27 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use raceline_rdma::PortCounts;
 use raceline_rdma::device::RdmaDevice;
-use raceline_rdma::verbs::{ConnectionId, Provider, ProviderError};
+use raceline_rdma::verbs::{ConnectionId, ProviderError};
 use raceline_rdma::waiting::WaitingDevice;
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{
     ByteStream, Interest, SendBatch, Socket, Source, StreamListener, StreamProvider,
 };
 
-use super::config::{OpenDevice, RdmaConfig};
-use super::hub::Hub;
+use super::config::RdmaConfig;
+use super::hub::{Arrival, Hub};
+use super::listener::{Listener, Opener};
 
 /// Carries the connections of NVMe/RDMA listeners ([`crate::Entrance::streams`]). Each listener opens the device that has
 /// its address.
 pub struct RdmaStreams {
-    config: RdmaConfig,
-    open: Box<OpenDevice>,
-    /// Where it listens, and what there is of each listener. It lives as long as the listener or a connection.
-    hubs: Mutex<Vec<(SocketAddr, Weak<Mutex<Hub>>)>>,
+    opener: Arc<Opener>,
 }
 
 /// What a listener's device has done.
@@ -35,7 +33,7 @@ pub struct RdmaDeviceStats {
     pub address: SocketAddr,
     /// The device's name.
     pub name: String,
-    /// Counts since the listener was made.
+    /// Counts since the listener has opened it.
     pub counts: PortCounts,
     /// Responses whose data the device has read where they were, without a copy.
     pub in_place: u64,
@@ -59,40 +57,23 @@ impl RdmaStreams {
         + Sync
         + 'static,
     ) -> Self {
-        Self { config, open: Box::new(open), hubs: Mutex::default() }
+        Self { opener: Arc::new(Opener::new(config, Box::new(open))) }
     }
 
     /// What the devices have done of listeners that are there, or still have connections.
     #[must_use]
     pub fn devices(&self) -> Vec<RdmaDeviceStats> {
-        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
-        hubs.retain(|(_, hub)| hub.strong_count() > 0);
-        let alive = hubs.iter().filter_map(|(address, hub)| Some((*address, hub.upgrade()?)));
         let stats = |(address, hub): (SocketAddr, Arc<Mutex<Hub>>)| {
             let (name, counts, in_place) = lock(&hub).counts();
             RdmaDeviceStats { address, name, counts, in_place }
         };
-        alive.map(stats).collect()
-    }
-
-    fn open(&self, address: SocketAddr) -> io::Result<Box<dyn StreamListener>> {
-        if address.port() == 0 {
-            let text = "a listener for RDMA needs a port: 4420 is the usual one";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
-        let mut device = (self.open)(address).map_err(io::Error::other)?;
-        let news = device.news().try_clone_to_owned()?;
-        device.listen(address).map_err(io::Error::other)?;
-        let hub = Arc::new(Mutex::new(Hub::new(device, &self.config)));
-        let known = (address, Arc::downgrade(&hub));
-        self.hubs.lock().unwrap_or_else(PoisonError::into_inner).push(known);
-        Ok(Box::new(Listener { hub, address, news }))
+        self.opener.hubs().into_iter().map(stats).collect()
     }
 }
 
 impl fmt::Debug for RdmaStreams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RdmaStreams").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("RdmaStreams").field("config", &self.opener.config).finish_non_exhaustive()
     }
 }
 
@@ -112,51 +93,26 @@ impl StreamProvider for RdmaStreams {
     }
 
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
-        Some(self.open(address))
+        Some(Listener::open(&self.opener, address).map(|listener| Box::new(listener) as Box<_>))
     }
 }
 
-fn lock(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
+pub(super) fn lock(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
     hub.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Listener {
-    hub: Arc<Mutex<Hub>>,
-    address: SocketAddr,
-    news: OwnedFd,
-}
-
-impl StreamListener for Listener {
-    fn accept(&mut self) -> io::Result<Socket> {
-        let Some(arrival) = lock(&self.hub).accept() else {
-            return Err(io::ErrorKind::WouldBlock.into());
-        };
-        let hub = Arc::clone(&self.hub);
-        let stream = Stream { hub, id: arrival.id, bell: arrival.bell, is_open: true };
-        Ok(Socket::provided(Box::new(stream), self.address, arrival.peer))
-    }
-
-    fn local_address(&self) -> SocketAddr {
-        self.address
-    }
-
-    fn source(&self) -> Source<'_> {
-        Source::descriptor(self.news.as_fd())
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        lock(&self.hub).orphan();
-    }
-}
-
 /// One connection.
-struct Stream {
+pub(super) struct Stream {
     hub: Arc<Mutex<Hub>>,
     id: ConnectionId,
     bell: UnixStream,
     is_open: bool,
+}
+
+impl Stream {
+    pub(super) fn new(hub: Arc<Mutex<Hub>>, arrival: Arrival) -> Self {
+        Self { hub, id: arrival.id, bell: arrival.bell, is_open: true }
+    }
 }
 
 impl ByteStream for Stream {

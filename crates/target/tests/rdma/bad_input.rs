@@ -26,16 +26,24 @@ struct Scene {
     rdma: SocketAddr,
     good: Host,
     queue: ConnectionId,
+    profile: Profile,
 }
 
 impl Scene {
+    /// One with each kind of devices, whose steps take up to so long.
+    fn of_each_profile(delay: Duration) -> impl Iterator<Item = Self> {
+        let scene =
+            move |profile| Self::new(NetworkConfig { profile, delay, ..NetworkConfig::default() });
+        [Profile::Roce, Profile::Iwarp].into_iter().map(scene)
+    }
+
     fn new(network: NetworkConfig) -> Self {
         let fabric = Fabric::new(network);
         let (target, tcp, rdma) = fabric.target(TargetConfig { ..config(1) });
         let mut good = Host::new(&fabric, rdma);
         let (_, cntlid) = good.admin(&nqn(), 0);
         let queue = good.io(cntlid, 1, 32);
-        Self { fabric, target, tcp, rdma, good, queue }
+        Self { fabric, target, tcp, rdma, good, queue, profile: network.profile }
     }
 
     /// The host that keeps the rules has noticed nothing.
@@ -81,8 +89,7 @@ fn request() -> [u8; 32] {
 
 #[test]
 fn private_data_of_every_length() {
-    for profile in [Profile::Roce, Profile::Iwarp] {
-        let mut scene = Scene::new(NetworkConfig { profile, ..NetworkConfig::default() });
+    for mut scene in Scene::of_each_profile(Duration::ZERO) {
         let mut device = scene.fabric.network.add_device();
         let whole = [&request()[..], &[0x5a; 24]].concat();
         for len in 0..=56 {
@@ -92,7 +99,7 @@ fn private_data_of_every_length() {
                     // RoCE pads them with zeroes, so that other fields than the length are wrong.
                     let status = RejectData::parse(&data).unwrap();
                     assert!(
-                        status == RejectStatus::Length || profile == Profile::Roce,
+                        status == RejectStatus::Length || scene.profile == Profile::Roce,
                         "{len}: {status}"
                     );
                 }
@@ -110,8 +117,7 @@ fn private_data_of_every_length() {
 
 #[test]
 fn lengths_beyond_the_registration() {
-    for profile in [Profile::Roce, Profile::Iwarp] {
-        let mut scene = Scene::new(NetworkConfig { profile, ..NetworkConfig::default() });
+    for mut scene in Scene::of_each_profile(Duration::ZERO) {
         let mut host = Host::new(&scene.fabric, scene.rdma);
         let (_admin, cntlid) = host.admin(&nqn(), 0);
         let secret = pattern(9, 4096);
@@ -175,10 +181,7 @@ fn a_host_that_never_posts_receives() {
 
 #[test]
 fn a_host_that_leaves_amid_rdma_reads() {
-    for profile in [Profile::Roce, Profile::Iwarp] {
-        let delay = Duration::from_millis(1);
-        let network = NetworkConfig { profile, delay, ..NetworkConfig::default() };
-        let mut scene = Scene::new(network);
+    for mut scene in Scene::of_each_profile(Duration::from_millis(1)) {
         for round in 0..4 {
             let mut host = Host::new(&scene.fabric, scene.rdma);
             let (admin, cntlid) = host.admin(&nqn(), 0);
@@ -232,8 +235,7 @@ fn a_storm_of_requests() {
 
 #[test]
 fn the_removal_of_the_targets_device() {
-    for profile in [Profile::Roce, Profile::Iwarp] {
-        let mut scene = Scene::new(NetworkConfig { profile, ..NetworkConfig::default() });
+    for mut scene in Scene::of_each_profile(Duration::ZERO) {
         scene.goes_on();
         let (_tcp_admin, cntlid) = RawHost::admin(scene.tcp, Wants::default());
         let mut tcp_queue = RawHost::io(scene.tcp, cntlid, 1, Wants::default());

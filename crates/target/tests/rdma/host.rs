@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, Nqn, QueueId, Sqe, Status};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, Provider, ProviderError, Region};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, Loss,
 };
@@ -35,6 +35,10 @@ pub(crate) struct Fabric {
     halted: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
     carried: Mutex<Vec<Arc<RdmaStreams>>>,
+    /// No device of a target can be opened.
+    pub(crate) are_devices_away: Arc<AtomicBool>,
+    /// Times that a target has tried to open one.
+    pub(crate) tries: Arc<AtomicUsize>,
 }
 
 impl Fabric {
@@ -50,7 +54,15 @@ impl Fabric {
                 }
             }
         });
-        Self { network, stop, halted, engine: Some(engine), carried: Mutex::default() }
+        Self {
+            network,
+            stop,
+            halted,
+            engine: Some(engine),
+            carried: Mutex::default(),
+            are_devices_away: Arc::default(),
+            tries: Arc::default(),
+        }
     }
 
     /// From now on nothing moves by itself, or all does again.
@@ -67,7 +79,15 @@ impl Fabric {
 
     pub(crate) fn streams_of(&self, config: RdmaConfig) -> Arc<RdmaStreams> {
         let network = self.network.clone();
-        let open = move |_| Ok(Box::new(network.add_device()) as _);
+        let (are_away, tries) = (Arc::clone(&self.are_devices_away), Arc::clone(&self.tries));
+        let open = move |_| {
+            tries.fetch_add(1, Ordering::Relaxed);
+            if are_away.load(Ordering::Relaxed) {
+                let why = "no device has the address".to_owned();
+                return Err(ProviderError { what: "opening", why });
+            }
+            Ok(Box::new(network.add_device()) as _)
+        };
         let streams = Arc::new(RdmaStreams::over(config, open));
         self.carried.lock().unwrap().push(Arc::clone(&streams));
         streams

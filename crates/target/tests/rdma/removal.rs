@@ -1,0 +1,111 @@
+//! A device that goes away and comes back: its listener too, and nobody else notices.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use raceline_proto::nvme::Status;
+use raceline_rdma::fake::NetworkConfig;
+
+use super::host::{Fabric, Host};
+use super::{each_kind, nobody_is_left, write_and_read};
+use crate::common::{RawHost, Wants, config, eventually, nqn, pattern, status};
+
+const OTHER: &str = "127.0.0.2:4420";
+
+/// A host with an admin queue and an I/O queue, which has written and read.
+fn host(fabric: &Fabric, address: SocketAddr) -> (Host, [raceline_rdma::verbs::ConnectionId; 2]) {
+    let mut host = Host::new(fabric, address);
+    let (admin, cntlid) = host.admin(&nqn(), 0);
+    let queue = host.io(cntlid, 1, 32);
+    write_and_read(&mut host, queue, 64, 128 << 10);
+    (host, [admin, queue])
+}
+
+/// Whether somebody listens there: tries until the answer is this one.
+fn listens(fabric: &Fabric, address: SocketAddr, wanted: bool) {
+    eventually("the listener is as it should be", || {
+        let mut host = Host::new(fabric, address);
+        let dialed = host.dial(raceline_proto::nvme::QueueId::ADMIN, 32);
+        if let Ok(id) = dialed {
+            host.close(id);
+        }
+        dialed.is_ok() == wanted
+    });
+}
+
+#[test]
+fn a_listener_comes_back_with_its_device() {
+    each_kind(|config, network| {
+        let fabric = Fabric::new(network);
+        let (target, tcp, rdma) = fabric.target(config.clone());
+        let other = OTHER.parse().unwrap();
+        let streams = fabric.streams(&config);
+        target.add_listener_with(other, Some(streams as _)).unwrap();
+        let (mut bystander, [by_admin, by_queue]) = host(&fabric, other);
+        let (_tcp_admin, cntlid) = RawHost::admin(tcp, Wants::default());
+        let mut tcp_queue = RawHost::io(tcp, cntlid, 1, Wants::default());
+
+        for round in 0..2u64 {
+            let (mut lost, _) = host(&fabric, rdma);
+            fabric.are_devices_away.store(true, Ordering::Relaxed);
+            let before = fabric.tries.load(Ordering::Relaxed);
+            fabric.network.remove_listening(rdma);
+            lost.until("the loss of both queues", |host| (host.losses.len() == 2).then_some(()));
+            eventually("its queues are gone", || target.queues(&nqn()).len() == 4);
+            listens(&fabric, rdma, false);
+            eventually("the target looks for a device", || {
+                fabric.tries.load(Ordering::Relaxed) > before
+            });
+            // Nobody else has noticed.
+            assert!(bystander.losses.is_empty(), "{:?}", bystander.losses);
+            assert_eq!(bystander.keep_alive(by_admin), Status::SUCCESS);
+            write_and_read(&mut bystander, by_queue, 256, 64 << 10);
+            let data = pattern(round, 4096);
+            assert!(status(&tcp_queue.write(1, 0, &data, 512)).is_success());
+
+            fabric.are_devices_away.store(false, Ordering::Relaxed);
+            listens(&fabric, rdma, true);
+            let (mut back, [admin, queue]) = host(&fabric, rdma);
+            assert!(tcp_queue.read(1, 0, 8, 512).data == data);
+            back.close(queue);
+            back.close(admin);
+        }
+        let devices = fabric.devices();
+        assert_eq!(devices.iter().filter(|device| device.address == rdma).count(), 1);
+        bystander.close(by_queue);
+        bystander.close(by_admin);
+        drop((tcp_queue, _tcp_admin));
+        nobody_is_left(&target);
+        target.shutdown().unwrap();
+        fabric.end();
+    });
+}
+
+#[test]
+fn a_listener_that_looks_for_a_device_can_be_removed() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let (target, _, rdma) = fabric.target(config(1));
+    fabric.are_devices_away.store(true, Ordering::Relaxed);
+    let before = fabric.tries.load(Ordering::Relaxed);
+    fabric.network.remove_listening(rdma);
+    eventually("the target looks for a device", || fabric.tries.load(Ordering::Relaxed) > before);
+    target.remove_listener(rdma).unwrap();
+    // From now on nobody tries: the listener that comes is the only one.
+    fabric.are_devices_away.store(false, Ordering::Relaxed);
+    let config = config(1);
+    target.add_listener_with(rdma, Some(fabric.streams(&config) as _)).unwrap();
+    let tries = fabric.tries.load(Ordering::Relaxed);
+    let (mut host, [admin, queue]) = host(&fabric, rdma);
+    let start = Instant::now();
+    while start.elapsed() < std::time::Duration::from_secs(3) {
+        write_and_read(&mut host, queue, 0, 4096);
+    }
+    assert_eq!(fabric.tries.load(Ordering::Relaxed), tries, "somebody still looks");
+    host.close(queue);
+    host.close(admin);
+    nobody_is_left(&target);
+    target.shutdown().unwrap();
+    fabric.end();
+}
