@@ -465,9 +465,11 @@ impl<P: Provider> TargetPort<P> {
             }
             Event::DeviceRemoved(_) => {
                 self.is_device_gone = true;
-                let all = (id == ConnectionId::NOBODY)
-                    .then(|| self.connections.keys().copied().collect::<Vec<_>>());
-                for id in all.unwrap_or_else(|| vec![id]) {
+                let lost = match id {
+                    ConnectionId::NOBODY => self.connections.numbers(),
+                    id => vec![id.0],
+                };
+                for id in lost.into_iter().map(ConnectionId) {
                     self.lose(id, Loss::DeviceRemoved, now);
                 }
             }
