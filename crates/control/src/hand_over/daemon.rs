@@ -118,7 +118,7 @@ fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, 
     let _changes = manager.hold_changes();
     if manager.model().disks.any_is_there() {
         return Err(refused(
-            "it serves disks (vhost_get_controllers, ublk_get_disks), which only one process can: end them first, or \
+            "it serves disks (vhost_get_controllers, ublk_get_disks, nbd_get_disks), which only one process can: end them first, or \
              restart the daemon",
         ));
     }
