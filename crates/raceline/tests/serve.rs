@@ -4,6 +4,8 @@
 
 #[path = "serve/activation.rs"]
 mod activation;
+#[path = "serve/memory.rs"]
+mod memory;
 #[path = "serve/scarce.rs"]
 mod scarce;
 mod support;
