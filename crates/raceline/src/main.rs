@@ -49,6 +49,10 @@ use raceline_control::events::EventJournal;
 use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
 
+#[global_allocator]
+static HEAP: raceline_reactor::Heap =
+    raceline_reactor::Heap { exit_code: failure::code::RUNTIME as i32 };
+
 fn main() -> ExitCode {
     // Only when a shell asks for completions; in that case the call does not return.
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();

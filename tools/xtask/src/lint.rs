@@ -62,6 +62,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/reactor/src/io/nonblocking.rs",
     "crates/reactor/src/io/socket_option.rs",
     "crates/reactor/src/memory/buffer.rs",
+    "crates/reactor/src/memory/heap.rs",
     "crates/reactor/src/memory/mapping.rs",
     "crates/reactor/src/memory/parts.rs",
     "crates/reactor/src/memory/region.rs",

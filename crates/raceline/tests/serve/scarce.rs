@@ -65,6 +65,52 @@ fn a_daemon_without_file_descriptors_waits_for_some() {
     assert!(logged().matches(why).count() < 1000, "{}", logged());
 }
 
+/// Hosts do not get the last descriptors: clients are answered, and changes are kept.
+#[test]
+fn a_daemon_keeps_file_descriptors_for_its_operator() {
+    let scratch = Scratch::new();
+    let socket = PathBuf::from(scratch.path("rpc.sock"));
+    let (log, state) = (scratch.path("log"), scratch.path("state"));
+    let to_log = format!("exec \"$0\" \"$@\" 2> '{log}'");
+    let limit = ["prlimit", "--nofile=96:96", "--", "sh", "-c", &to_log];
+    let options = ["--sandbox", "off", "--state-dir", &state];
+    let served = Served::start_by(&limit, &socket, &options);
+    configure(&socket, NQN, 2048);
+    let port = port(&socket);
+    let crowd = || -> Vec<TcpStream> {
+        (0..120).map(|_| TcpStream::connect(format!("127.0.0.1:{port}")).unwrap()).collect()
+    };
+    let logged = || std::fs::read_to_string(&log).unwrap();
+    let why = "cannot accept a connection error=Too many open files";
+    // Strangers come again and again, as the silent ones are ended after 5 s.
+    let begin = Instant::now();
+    let mut strangers = crowd();
+    wait_for("the want of descriptors", || logged().contains(why));
+    let mut made = 0;
+    while begin.elapsed() < Duration::from_secs(7) {
+        strangers.extend(crowd());
+        // Each call is another client, and each change another sync of the journal.
+        for _ in 0..5 {
+            let device = json!({ "name": format!("N{made}"), "num_blocks": 8, "block_size": 512 });
+            call(&socket, "bdev_null_create", device).unwrap();
+            made += 1;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // What needs descriptors of its own: the configuration goes to a file, and one device is that.
+    let image = scratch.path("image");
+    File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let aio = json!({ "name": "A", "filename": image, "block_size": 512 });
+    call(&socket, "bdev_aio_create", aio).unwrap();
+    drop(strangers);
+    assert!(!logged().contains("cannot accept an RPC connection"), "{}", logged());
+    served.end(Signal::KILL);
+    let again = Served::start(&socket, &options);
+    let bdevs = call(&socket, "bdev_get_bdevs", Value::Null).unwrap();
+    assert_eq!(bdevs.as_array().unwrap().len(), made + 2, "{bdevs}");
+    assert_eq!(again.end(Signal::TERM).code, Some(0));
+}
+
 #[test]
 fn too_few_file_descriptors_for_a_start_are_named() {
     let scratch = Scratch::new();

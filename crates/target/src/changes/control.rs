@@ -73,6 +73,8 @@ pub(crate) struct State {
     pub(crate) shown: Option<Arc<TargetSnapshot>>,
     /// What iSCSI exports.
     pub(crate) iscsi: IscsiState,
+    /// Another process is told of the reservations: none changes here until this target goes on alone.
+    pub(crate) holds_reservations: bool,
     /// The devices that are open, and how many use each: a namespace, and the logical unit of LUNs.
     devices: BTreeMap<DeviceId, usize>,
     last_device: u16,

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use raceline_bdev::{BdevInfo, DeviceStats, Histogram, HistogramShape, SharedBdev};
+use raceline_proto::reservation::Reservations;
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, State};
@@ -296,6 +297,33 @@ impl Iscsi<'_> {
         state.iscsi.insert_lun(name, number, lun)?;
         self.target.control.publish(&mut state)?;
         Ok(number)
+    }
+
+    /// The reservations of a LUN.
+    ///
+    /// # Errors
+    /// When there is no such LUN.
+    pub fn reservations(&self, name: &str, number: u16) -> Result<Reservations, TargetError> {
+        let mut state = self.target.control.lock();
+        let device = state.iscsi.device_of_lun(name, number)?;
+        let unit = state.iscsi.units.get(&device).map(|exported| exported.unit.state());
+        Ok(unit.map(|unit| unit.reservations.clone()).unwrap_or_default())
+    }
+
+    /// Gives a LUN, and the namespace over its device, the reservations that it had in another process. They are not kept
+    /// anew.
+    ///
+    /// # Errors
+    /// When there is no such LUN, or a core does not answer.
+    pub fn restore_reservations(
+        &self,
+        name: &str,
+        number: u16,
+        reservations: Reservations,
+    ) -> Result<(), TargetError> {
+        let mut state = self.target.control.lock();
+        let device = state.iscsi.device_of_lun(name, number)?;
+        self.target.control.restore(&mut state, device, reservations)
     }
 
     /// Removes a LUN. Its commands in flight finish; those that have not reached the device, and those that come later, are

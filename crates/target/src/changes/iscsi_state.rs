@@ -204,6 +204,16 @@ impl IscsiState {
         lun.ok_or_else(|| IscsiError::Missing(format!("LUN {number} of target node {name}")))
     }
 
+    /// The device of a LUN.
+    pub(crate) fn device_of_lun(
+        &mut self,
+        name: &str,
+        number: u16,
+    ) -> Result<DeviceId, IscsiError> {
+        let lun = self.node_mut(name)?.lun(number).map(|lun| lun.device);
+        lun.ok_or_else(|| IscsiError::Missing(format!("LUN {number} of target node {name}")))
+    }
+
     /// One LUN less is this unit. Gives whether it was the last, so that the unit is gone.
     pub(crate) fn release_unit(&mut self, device: DeviceId) -> bool {
         let Some(exported) = self.units.get_mut(&device) else { return false };
