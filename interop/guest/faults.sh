@@ -15,17 +15,6 @@ RECORDS=/tmp/records
 # only the checks that kill allow that line.
 WAITS='failed to send request -(32|104)|no (usable|available) path - (requeuing|failing) I/O|nvme_ns_head_submit_bio: [0-9]+ callbacks suppressed'
 
-# fio_background NSID OFFSET SIZE LOOPS: starts a verifying job, which writes its exit code to /tmp/fio.rc at its end.
-fio_background() {
-    rm -f /tmp/fio.rc
-    (
-        rc=0
-        unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
-            --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 \
-            --do_verify=1 --loops="$4" --minimal >/tmp/fio.out 2>&1 || rc=$?
-        echo $rc >/tmp/fio.rc
-    ) &
-}
 # fio_opened NSID: waits until that job has opened the disk.  If the disk went before, fio would make a file of its name.
 fio_opened() {
     local i=0 d p
@@ -38,19 +27,6 @@ fio_opened() {
         sleep 0.1
         i=$((i + 1))
     done
-}
-# fio_ended SECONDS: waits for the end of that job; fails after SECONDS.
-fio_ended() {
-    local i=0
-    while [ ! -s /tmp/fio.rc ]; do
-        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
-        sleep 1
-        i=$((i + 1))
-    done
-}
-fio_succeeded() {
-    fio_ended "$1"
-    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
 }
 
 reset_under_io() {
@@ -130,6 +106,7 @@ target_returns() {
         ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN"
     fi
 }
+lost() { [ "$(state)" != live ]; }
 kill_under_io() {
     local i count=0 waited
     fio_background 3 0 12m 2
@@ -144,12 +121,7 @@ kill_under_io() {
             waited=$((waited + 1))
         done
         target_goes
-        waited=0
-        while [ "$(state)" = live ]; do
-            [ $waited -lt 60 ] || fail "the kernel did not notice that the target is gone"
-            sleep 1
-            waited=$((waited + 1))
-        done
+        until_true 60 lost || fail "the kernel did not notice that the target is gone"
         count=$(recorded)
         target_returns
         wait_state live 60

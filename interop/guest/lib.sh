@@ -52,6 +52,18 @@ finish() {
 # fail WORDS: ends a check as failed, with this reason.
 fail() { echo "$*"; exit 1; }
 
+# until_true SECONDS COMMAND...: runs the command every 0.2 s until it succeeds; fails if it has not after SECONDS.  (By the
+# clock: on an emulated processor, a command takes long.)
+until_true() {
+    local limit=$1 start
+    shift
+    start=$(date +%s)
+    while ! "$@"; do
+        [ $(($(date +%s) - start)) -lt "$limit" ] || return 1
+        sleep 0.2
+    done
+}
+
 # refused TEXT COMMAND...: the command must fail, and its output must match TEXT in upper or lower case.
 refused() {
     local text=$1
@@ -186,6 +198,24 @@ unpiped() {
         trap '' PIPE
         exec "$@"
     )
+}
+
+# fio_background NSID OFFSET SIZE LOOPS: starts a verifying job, which writes its exit code to /tmp/fio.rc at its end.
+fio_background() {
+    rm -f /tmp/fio.rc
+    (
+        rc=0
+        unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --offset="$2" --size="$3" \
+            --direct=1 --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 \
+            --do_verify=1 --loops="$4" --minimal >/tmp/fio.out 2>&1 || rc=$?
+        echo $rc >/tmp/fio.rc
+    ) &
+}
+# fio_ended SECONDS: waits for the end of that job.  fio_succeeded SECONDS: it must have found no wrong byte.
+fio_ended() { until_true "$1" test -s /tmp/fio.rc || fail "fio did not end within $1 s: I/O is stuck"; }
+fio_succeeded() {
+    fio_ended "$1"
+    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
 }
 
 # all_zero DEVICE OFFSET_MIB COUNT_MIB: whether that part of the device reads as zeroes.

@@ -7,25 +7,6 @@
 . ./lib.sh
 . ./multipath.sh
 
-fio_background() {
-    rm -f /tmp/fio.rc
-    (
-        rc=0
-        unpiped fio --name=paths --filename="$(dev 1)" --rw=randwrite --bs=4k-64k --size="$1" --direct=1 \
-            --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 --do_verify=1 \
-            --loops="$2" --minimal >/tmp/fio.out 2>&1 || rc=$?
-        echo $rc >/tmp/fio.rc
-    ) &
-}
-fio_succeeded() {
-    local i=0
-    while [ ! -s /tmp/fio.rc ]; do
-        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
-        sleep 1
-        i=$((i + 1))
-    done
-    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
-}
 
 connect_both() {
     local p
@@ -46,7 +27,7 @@ connect_both() {
 ana_follows() {
     local a b
     policy round-robin
-    fio_background 8m 3
+    fio_background 1 0 8m 3
     sleep 1
     ask "$1 a"
     wait_ana "$PORT_A" "$2"
@@ -63,7 +44,7 @@ ana_follows() {
 swap() {
     local i
     policy numa
-    fio_background 8m 4
+    fio_background 1 0 8m 4
     for i in 1 2 3 4 5; do
         ask "inaccessible a"
         wait_ana "$PORT_A" inaccessible
@@ -90,21 +71,17 @@ none_left() {
     ask "optimized a"
     wait_ana "$PORT_A" optimized
 }
+is_moved() { [ "$(cat "$(path "$PORT_A")/ana_grpid")" = 7 ]; }
 move_group() {
     ask "move 7"
-    local i=0
-    while [ "$(cat "$(path "$PORT_A")/ana_grpid")" != 7 ]; do
-        [ $i -lt 100 ] || fail "the group is $(cat "$(path "$PORT_A")/ana_grpid")"
-        sleep 0.1
-        i=$((i + 1))
-    done
+    until_true 10 is_moved || fail "the group is $(cat "$(path "$PORT_A")/ana_grpid")"
     wait_ana "$PORT_A" optimized
     verify "$(dev 1)" 2m
 }
 cut_under_io() {
     local i p name
     policy round-robin
-    fio_background 8m 4
+    fio_background 1 0 8m 4
     for i in 1 2 3; do
         for name in a b; do
             [ $name = a ] && p=$PORT_A || p=$PORT_B

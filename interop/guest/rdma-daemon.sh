@@ -88,33 +88,9 @@ commands() {
     fsck.ext4 -f -n "$d"
 }
 
-fio_background() {
-    rm -f /tmp/fio.rc
-    (
-        rc=0
-        unpiped fio --name=background --filename="$(dev "$1")" --rw=randwrite --bs=4k-64k --size=8m --direct=1 \
-            --ioengine=libaio --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 --do_verify=1 \
-            --loops="$2" --minimal >/tmp/fio.out 2>&1 || rc=$?
-        echo $rc >/tmp/fio.rc
-    ) &
-}
-fio_succeeded() {
-    local i=0
-    while [ ! -s /tmp/fio.rc ]; do
-        [ $i -lt "$1" ] || fail "fio did not end within $1 s: I/O is stuck"
-        sleep 1
-        i=$((i + 1))
-    done
-    [ "$(cat /tmp/fio.rc)" = 0 ] || { cut -c1-200 /tmp/fio.out; fail "fio ended with $(cat /tmp/fio.rc)"; }
-}
-not_live() {
-    local i=0
-    while [ "$(port_state "$1")" = live ]; do
-        [ $i -lt 60 ] || fail "the kernel did not notice that the daemon is gone"
-        sleep 1
-        i=$((i + 1))
-    done
-}
+lost() { [ "$(port_state "$1")" != live ]; }
+gone() { [ "$(port_state "$1")" = gone ]; }
+not_live() { until_true 60 lost "$1" || fail "the kernel did not notice that the daemon is gone"; }
 
 # written PORT: prints how many writes the path by that port has completed, to both namespaces.
 written() {
@@ -136,7 +112,7 @@ both_transports() {
 }
 cut_each() {
     local pair transport port
-    fio_background 1 4
+    fio_background 1 0 8m 4
     for pair in "rdma $PORT" "tcp $TCP_PORT" "rdma $PORT"; do
         transport=${pair% *} port=${pair#* }
         sleep 1
@@ -157,7 +133,7 @@ states() {
 kill_under_io() {
     local i
     # Only the file outlives the daemon.
-    fio_background 2 3
+    fio_background 2 0 8m 3
     for i in 1 2; do
         sleep 2
         program_kill daemon
@@ -171,18 +147,16 @@ kill_under_io() {
 }
 
 # A second daemon follows the discovery service over RDMA: a path over each transport, and devices that read what is there.
+has_both_paths() { [ "$(second bdev_nvme_get_controllers | grep -c '"traddr"')" -ge 2 ]; }
+has_found() { second bdev_get_bdevs -b found1n1 >/dev/null 2>&1; }
+has_forgotten() { ! has_found; }
 followed() {
-    local i=0
     program_start second serve -r $SECOND --rdma --sandbox on
     second bdev_nvme_start_discovery -b found -t rdma -a $ADDR -f ipv4 -s $PORT -w
     second bdev_nvme_get_discovery_info | tee /tmp/info
     grep -q '"RDMA"' /tmp/info || fail "the service is not followed over RDMA"
     second bdev_get_bdevs -b found0n1 >/dev/null
-    while [ "$(second bdev_nvme_get_controllers | grep -c '"traddr"')" -lt 2 ]; do
-        [ $i -lt 100 ] || { second bdev_nvme_get_controllers; fail "there is no path for each transport"; }
-        sleep 0.2
-        i=$((i + 1))
-    done
+    until_true 20 has_both_paths || { second bdev_nvme_get_controllers; fail "there is no path for each transport"; }
     second bdev_nvme_get_controllers | tee /tmp/info
     grep -q '"RDMA"' /tmp/info && grep -q '"TCP"' /tmp/info || fail "a transport is missing"
     # A subsystem that comes is found, and one that goes is forgotten.
@@ -190,57 +164,55 @@ followed() {
     rpc bdev_malloc_create -b two 16 512
     rpc nvmf_subsystem_add_ns "$NQN-two" two
     rpc nvmf_subsystem_add_listener "$NQN-two" -t rdma -a $ADDR -f ipv4 -s $PORT
-    i=0
-    until second bdev_get_bdevs -b found1n1 >/dev/null 2>&1; do
-        [ $i -lt 150 ] || { second bdev_nvme_get_discovery_info; fail "the new subsystem is not found"; }
-        sleep 0.2
-        i=$((i + 1))
-    done
+    until_true 30 has_found || { second bdev_nvme_get_discovery_info; fail "the new subsystem is not found"; }
     rpc nvmf_delete_subsystem "$NQN-two"
-    i=0
-    while second bdev_get_bdevs -b found1n1 >/dev/null 2>&1; do
-        [ $i -lt 150 ] || fail "the subsystem that is gone is still there"
-        sleep 0.2
-        i=$((i + 1))
-    done
+    until_true 30 has_forgotten || fail "the subsystem that is gone is still there"
     second bdev_nvme_stop_discovery -b found
     program_stop second
 }
 
-# The one device goes away under load: the kernel gives its path up, and I/O goes on by the other one.  librdmacm keeps the
-# device open, so the command that removes the device waits for the daemon's end.
-gone() {
-    local i=0
-    while [ "$(port_state "$1")" != gone ]; do
-        [ $i -lt 60 ] || fail "the controller of port $1 is $(port_state "$1")"
-        sleep 1
-        i=$((i + 1))
-    done
+# The daemon's queue pairs take their receives from one shared queue: the admin queue's and those of two I/O queues.
+shared_receives() {
+    local thread sharing all
+    rdma resource show srq | tee /tmp/srq
+    rdma resource show qp | tee /tmp/qp
+    [ "$(grep -c . /tmp/srq)" = 1 ] || fail "there is not one shared receive queue"
+    # (the kernel names the thread that has made it)
+    thread=$(sed -n 's/.* pid \([0-9]*\) .*/\1/p' /tmp/srq)
+    [ -d "/proc/$(cat /tmp/daemon.pid)/task/$thread" ] || fail "the shared receive queue is not the daemon's"
+    # Numbers of queue pairs, such as 18,20,22-24.
+    sharing=$(sed -n 's/.* lqpn \([0-9,-]*\) .*/\1/p' /tmp/srq | tr , '\n' | awk -F- '{ n += NF == 2 ? $2 - $1 + 1 : 1 } END { print n + 0 }')
+    all=$(grep -c " pid $thread " /tmp/qp)
+    [ "$all" -ge 3 ] || fail "the daemon has $all queue pairs"
+    [ "$sharing" = "$all" ] || fail "$sharing of the daemon's $all queue pairs share their receives"
+    echo "$sharing of $all queue pairs share their receives"
 }
+
+# The one device goes away under load: the kernel gives its path up, and I/O goes on by the other one.  The kernel waits until
+# the daemon has closed the device.
+returns() { grep -c 'an RDMA listener has a device again' /tmp/daemon.err || true; }
+has_returned() { [ "$(returns)" -gt "$(cat /tmp/returns)" ]; }
 device_removed() {
-    fio_background 1 4
+    returns >/tmp/returns
+    fio_background 1 0 8m 4
     sleep 2
-    setsid rdma link delete rxe0 >/tmp/link.out 2>&1 </dev/null &
-    gone $PORT
+    timeout 60 rdma link delete rxe0 || fail "the daemon does not let go of the device"
+    until_true 60 gone $PORT || fail "the controller of port $PORT is $(port_state $PORT)"
     fio_succeeded 120
     verify "$(dev 1)" 2m
     rpc nvmf_get_subsystems | grep -q "$NQN"
+    grep 'listens again as soon as a device has its address' /tmp/daemon.err
     program_healthy daemon
 }
+# The listener comes back with the device, in the daemon's sandbox.
 device_returns() {
-    local i=0
-    program_stop daemon
-    while rdma link | grep -q rxe0; do
-        [ $i -lt 200 ] || fail "the device does not go"
-        sleep 0.1
-        i=$((i + 1))
-    done
-    roce_up
-    daemon_start
-    wait_live $TCP_PORT
     forget_controllers
+    roce_up
+    until_true 60 has_returned || fail "the listener does not come back"
     live rdma $PORT
+    dev 1
     verify "$(dev 2)" 2m
+    program_healthy daemon
 }
 
 dispatch "$@"
@@ -254,6 +226,7 @@ check sandboxed 10 sandboxed
 check without-rdma 60 without_rdma
 check discover 30 discovery
 check connect 30 live rdma $PORT --nr-io-queues=2
+check shared-receives 20 shared_receives
 check commands 180 commands
 check dmesg-commands 10 log_clean
 check both-transports 60 both_transports
@@ -264,6 +237,8 @@ check dmesg-cuts 20 paths_clean
 check followed 180 followed
 check device-removed 240 device_removed
 check device-returns 120 device_returns
+check device-removed-again 240 device_removed
+check device-returns-again 120 device_returns
 check disconnect 30 disconnect
 check daemon-ends 30 program_stop daemon
 finish

@@ -127,7 +127,8 @@ impl Listener {
         match watched {
             Ok(()) => {
                 let (name, ..) = lock(&hub).counts();
-                tracing::info!(%address, device = name, "an RDMA listener has a device again");
+                // As loud as the loss: whoever has seen that looks for this.
+                tracing::warn!(%address, device = name, "an RDMA listener has a device again");
                 self.state = State::Listening(hub);
                 true
             }
