@@ -250,29 +250,9 @@ impl Run<'_> {
             .filter_map(|service| service["name"].as_str().map(str::to_owned))
             .collect();
         for connection in connections.iter().filter(|connection| connection.is_discovery) {
-            let shown = connection.shown();
-            let followed = followable(connection).and_then(|()| connection.config()).and_then(|config| {
-                let place = place_of(&config);
-                let same = |service: &&Value| is_at(&service["trid"], &place);
-                if let Some(service) = services.iter().find(same) {
-                    let name = service["name"].as_str().unwrap_or_default().to_owned();
-                    return Ok(Outcome { place, name, is_new: false });
-                }
-                let name = (0_u32..).map(|number| format!("Discovery{number}"));
-                let name = name.into_iter().find(|name| !names.contains(name)).unwrap_or_default();
-                let params = json!({
-                    "name": name, "trtype": place.transport, "adrfam": family(place.address),
-                    "traddr": place.address.to_string(), "trsvcid": place.port.to_string(),
-                    "hostnqn": config.hostnqn.as_str(), "wait_for_attach": true,
-                    "ctrlr_loss_timeout_sec": loss(connection), "reconnect_delay_sec": delay(connection),
-                });
-                self.daemon.call("bdev_nvme_start_discovery", params)?;
-                names.push(name.clone());
-                Ok(Outcome { place, name, is_new: true })
-            });
-            match followed {
+            match self.follow_one(connection, &services, &mut names) {
                 Ok(outcome) => self.done.push(outcome),
-                Err(failure) => self.failed(&shown, failure),
+                Err(failure) => self.failed(&connection.shown(), failure),
             }
         }
         if self.done.is_empty() && self.last.is_none() {
@@ -280,6 +260,42 @@ impl Run<'_> {
             return Err(Failure::usage(text));
         }
         Ok(())
+    }
+
+    /// The same for one of them, unless the daemon follows it.
+    fn follow_one(
+        &mut self,
+        connection: &Connection,
+        services: &[Value],
+        names: &mut Vec<String>,
+    ) -> Result<Outcome, Failure> {
+        followable(connection)?;
+        let config = connection.config()?;
+        let place = place_of(&config);
+        if let Some(service) = services.iter().find(|service| is_at(&service["trid"], &place)) {
+            let name = service["name"].as_str().unwrap_or_default().to_owned();
+            return Ok(Outcome { place, name, is_new: false });
+        }
+        if let Some(before) = self.done.iter().find(|before| before.place == place) {
+            let name = before.name.clone();
+            return Ok(Outcome { place, name, is_new: false });
+        }
+        let mut free = (0_u32..).map(|number| format!("Discovery{number}"));
+        let name = free.find(|name| !names.contains(name)).unwrap_or_default();
+        let params = json!({
+            "name": name,
+            "trtype": place.transport,
+            "adrfam": family(place.address),
+            "traddr": place.address.to_string(),
+            "trsvcid": place.port.to_string(),
+            "hostnqn": config.hostnqn.as_str(),
+            "wait_for_attach": true,
+            "ctrlr_loss_timeout_sec": loss(connection),
+            "reconnect_delay_sec": delay(connection),
+        });
+        self.daemon.call("bdev_nvme_start_discovery", params)?;
+        names.push(name.clone());
+        Ok(Outcome { place, name, is_new: true })
     }
 }
 
