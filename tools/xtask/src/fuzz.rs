@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::child::{Ended, Task, has_program};
 use crate::raceline::Tree;
@@ -65,7 +65,7 @@ fn missing() -> Result<Option<&'static str>> {
 pub(crate) enum Build {
     /// Made to run fast.
     Fast,
-    /// Made to be compiled fast: for a short time per target, most of which the build would take else.
+    /// Made to be compiled fast: for runs so short that the build takes most of their time.
     Short,
 }
 
@@ -83,8 +83,8 @@ impl Build {
 
 /// Builds all targets, or one, with the coverage that libFuzzer reads, and gives the folder of the programs.
 ///
-/// These are the flags of `cargo fuzz`, but for one that keeps code which no target calls. A machine that has not got
-/// `cargo-fuzz` would first have to compile that.
+/// [`FLAGS`] are those of `cargo fuzz`, but for one that keeps code which no target calls. The program `cargo-fuzz` is not
+/// used, because a machine that lacks it would first have to compile it.
 fn compile(fuzz: &Path, only: Option<&str>, build: Build) -> Result<PathBuf> {
     let folder = fuzz.join("target");
     // Guests may run beside it, and wait for time of a processor.
@@ -136,7 +136,7 @@ pub(crate) fn run(tree: &Tree, only: Option<&str>, seconds: u64, build: Build) -
 pub(crate) fn repeat(tree: &Tree, name: &str, input: &Path) -> Result<Outcome> {
     let fuzz = tree.root.join("fuzz");
     chosen(&fuzz, Some(name))?;
-    ensure!(input.is_file(), "there is no file {}", input.display());
+    let input = input.canonicalize().with_context(|| format!("the file {}", input.display()))?;
     if let Some(why) = missing()? {
         return Ok(Outcome::Skipped(why.to_owned()));
     }
