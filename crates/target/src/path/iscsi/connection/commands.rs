@@ -19,7 +19,6 @@ use crate::path::iscsi::execute::{Kind, Work, device_error, first, residual};
 use crate::path::iscsi::outbox::Digests;
 use crate::path::iscsi::session::Session;
 use crate::path::iscsi::slots::Phase;
-use crate::records::limited::Levels;
 use crate::records::names::{CommandPlace, SlotKey};
 
 /// A LUN number that no LUN has, for fields that name none.
@@ -33,15 +32,15 @@ struct About {
     lun: u16,
     device: DeviceId,
     block_size: u32,
-    /// Its limits, if it has any.
-    levels: Option<Levels>,
+    /// It has limits.
+    is_limited: bool,
     /// Bytes that come with the command, and behind it without being asked for.
     immediate: u32,
     unsolicited: u32,
 }
 
-/// A device, its block size, and the limits of commands for it.
-type Found = (DeviceId, u32, Option<Levels>);
+/// A device, its block size, and whether commands for it have limits.
+type Found = (DeviceId, u32, bool);
 
 impl Session {
     /// What a command means, the device of its LUN, the block size of that, and the limits.
@@ -64,7 +63,7 @@ impl Session {
         };
         let planned = plan(&view, &mut lun.attentions, request);
         let block_size = lun.seen.lun.block_size;
-        (planned, Some((lun.lun.device, block_size, lun.levels.clone())))
+        (planned, Some((lun.lun.device, block_size, lun.levels.is_some())))
     }
 }
 
@@ -130,12 +129,12 @@ impl Connection {
         };
         let lun = lun_from_wire(command.lun.to_be_bytes()).unwrap_or(NO_LUN);
         let (plan, found) = session.plan(lun, &request);
-        let Some((device, block_size, levels)) = found else {
+        let Some((device, block_size, is_limited)) = found else {
             self.answer_plan(core, (task, lun), plan);
             return 0;
         };
         let about =
-            About { task, request, lun, device, block_size, levels, immediate, unsolicited };
+            About { task, request, lun, device, block_size, is_limited, immediate, unsolicited };
         match plan {
             Plan::Read { blocks, transfer, .. } => {
                 self.begin_read(cx, core, &about, blocks, transfer);
@@ -176,7 +175,7 @@ impl Connection {
         let offset = blocks.lba * u64::from(about.block_size);
         let bytes = transfer.bytes as usize;
         let whole = usize::try_from(blocks.count * u64::from(about.block_size)).unwrap_or(bytes);
-        if about.levels.is_none()
+        if !about.is_limited
             && let Some(payload) = core.read_now(about.device, offset, whole)
         {
             let payload = if whole == bytes { payload } else { first(payload, bytes) };
@@ -200,7 +199,7 @@ impl Connection {
     ) -> Option<usize> {
         let is_whole = about.immediate == transfer.bytes && about.unsolicited == 0;
         if !is_whole
-            || about.levels.is_some()
+            || about.is_limited
             || transfer.bytes == 0
             || !core.writes_at_once(about.device)
         {
@@ -299,9 +298,7 @@ impl Connection {
         if core.device(about.device).is_none() {
             return self.refuse(core, key, &Sense::NO_SUCH_LUN.into());
         }
-        if let Some(levels) = &about.levels
-            && self.waits(cx, core, key, levels)
-        {
+        if about.is_limited && self.waits(cx, core, key) {
             return;
         }
         self.begin_with_data(cx, core, key);

@@ -77,14 +77,8 @@ fn cost(work: &Work) -> Option<Cost> {
 impl Connection {
     /// A command that is described has limits: reserves what it takes of them. Gives whether it waits for its time.
     #[cold]
-    pub(super) fn waits(
-        &mut self,
-        cx: &mut Context<'_>,
-        core: &mut Core,
-        key: SlotKey,
-        levels: &Levels,
-    ) -> bool {
-        if !self.reserve(cx, core, key, levels) {
+    pub(super) fn waits(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) -> bool {
+        if !self.reserve(cx, core, key) {
             return false;
         }
         let Some(slot) = self.slots.get(key) else { return false };
@@ -98,15 +92,12 @@ impl Connection {
     }
 
     /// Reserves what a command takes of limits. Gives whether that is later.
-    fn reserve(
-        &mut self,
-        cx: &mut Context<'_>,
-        core: &Core,
-        key: SlotKey,
-        levels: &Levels,
-    ) -> bool {
-        let cost = self.slots.get(key).and_then(|slot| cost(&slot.work));
-        let Some(cost) = cost else { return false };
+    fn reserve(&mut self, cx: &mut Context<'_>, core: &Core, key: SlotKey) -> bool {
+        let Some(slot) = self.slots.get(key) else { return false };
+        let (number, cost) = (slot.lun, cost(&slot.work));
+        let session = self.session.as_ref();
+        let levels = session.and_then(|session| session.lun_as_seen(number)?.levels.clone());
+        let Some((levels, cost)) = levels.zip(cost) else { return false };
         let clock = &core.shared.qos_clock;
         let now_ns = clock.ns(cx.now);
         let starts = levels.iter().map(|throttle| throttle.reserve(core.index, now_ns, cost));
@@ -115,7 +106,7 @@ impl Connection {
             return false;
         }
         let begins = clock.at(begins_ns, cx.now);
-        self.throttled.waiting.push(Held { key, begins, cost, levels: Levels::clone(levels) });
+        self.throttled.waiting.push(Held { key, begins, cost, levels });
         self.arm_timers(cx, core);
         true
     }
@@ -147,12 +138,7 @@ impl Connection {
             if self.state >= LifeState::Ending {
                 continue;
             }
-            let Some(slot) = self.slots.get(held.key) else { continue };
-            let number = slot.lun;
-            let session = self.session.as_ref();
-            let levels = session.and_then(|s| s.lun_as_seen(number)?.levels.clone());
-            let is_held = levels.is_some_and(|levels| self.reserve(cx, core, held.key, &levels));
-            if !is_held {
+            if !self.reserve(cx, core, held.key) {
                 self.begin_held(cx, core, held.key);
             }
         }
