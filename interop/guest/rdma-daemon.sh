@@ -171,6 +171,18 @@ followed() {
     program_stop second
 }
 
+# NVMe/TCP, the same with TLS, iSCSI and NVMe/RDMA at once on one file of another target, first without limits and then with
+# them.  The command fails if one host reads other data than it wrote.
+all_at_once() {
+    local column wire
+    $RACELINE bench run CONVERGED --rdma $ADDR --quick --out /root/converged | tee /tmp/converged
+    for column in together limits; do
+        for wire in 'NVMe/TCP (' 'NVMe/TCP with TLS (' 'iSCSI (' 'NVMe/RDMA ('; do
+            grep -F "| $column | $wire" /tmp/converged | grep -q '| [1-9][0-9]* (' || fail "$column: no command over $wire...)"
+        done
+    done
+}
+
 # The daemon's queue pairs take their receives from one shared queue: the admin queue's and those of two I/O queues.
 shared_receives() {
     local thread sharing all
@@ -235,6 +247,7 @@ check states 60 states
 check kill-under-io 400 kill_under_io
 check dmesg-cuts 20 paths_clean
 check followed 180 followed
+check all-at-once 300 all_at_once
 check device-removed 240 device_removed
 check device-returns 120 device_returns
 check device-removed-again 240 device_removed

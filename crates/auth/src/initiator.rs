@@ -160,6 +160,16 @@ impl Initiator {
         self.generated.take()
     }
 
+    /// Why this host has refused the controller, while it tells the controller so. A connection that ends now has ended for
+    /// this reason.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&AuthenticationError> {
+        match &self.phase {
+            Phase::Refusing(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// The message has been sent, and the controller has taken it.
     pub fn handle_sent(&mut self) {
         let (phase, next) = match std::mem::replace(&mut self.phase, Phase::Over) {

@@ -5,8 +5,10 @@
 #[path = "common/served.rs"]
 mod served;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write, copy};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::thread::spawn;
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
@@ -96,6 +98,43 @@ fn people_are_told_what_is_wrong() {
     assert!(matches!(error, HostError::Authentication(..)), "{error}");
     assert!(error.to_string().contains("Compare the keys"), "{error}");
     let error = refusal(with(address, &own, Some(&other)));
+    assert!(error.to_string().contains("did not prove"), "{error}");
+    target.shutdown().unwrap();
+}
+
+/// A relay before a target, for one connection. It closes the connection instead of carrying the host's AUTH_Failure2.
+fn without_failure2(target: SocketAddr) -> SocketAddr {
+    const LENGTHS: usize = 8;
+    const DATA: usize = 72;
+    const ID_FAILURE2: u8 = 0xf0;
+    let listener = TcpListener::bind(any_port()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let carry = move || {
+        let mut host = listener.accept().unwrap().0;
+        let mut target = TcpStream::connect(target).unwrap();
+        let mut back = (target.try_clone().unwrap(), host.try_clone().unwrap());
+        let answers = spawn(move || copy(&mut back.0, &mut back.1));
+        let mut pdu = vec![0; LENGTHS];
+        while host.read_exact(&mut pdu[..LENGTHS]).is_ok() {
+            pdu.resize(u32::from_le_bytes(pdu[4..8].try_into().unwrap()) as usize, 0);
+            host.read_exact(&mut pdu[LENGTHS..]).unwrap();
+            if pdu.len() > DATA && pdu[DATA + 1] == ID_FAILURE2 {
+                break;
+            }
+            target.write_all(&pdu).unwrap();
+        }
+        let _ = (host.shutdown(Shutdown::Both), target.shutdown(Shutdown::Both));
+        answers.join()
+    };
+    spawn(carry);
+    address
+}
+
+#[test]
+fn a_controller_that_closes_when_it_is_refused_hides_no_reason() {
+    let [own, other, controller] = [(); 3].map(|()| secret());
+    let (target, address) = guarded(Keys::new(own.clone(), Some(controller)));
+    let error = refusal(with(without_failure2(address), &own, Some(&other)));
     assert!(error.to_string().contains("did not prove"), "{error}");
     target.shutdown().unwrap();
 }

@@ -239,6 +239,12 @@ impl QueuePair {
         }
     }
 
+    /// Why this host has refused the controller, which may close the connection before it has answered that.
+    pub(super) fn refusal(&self) -> Option<HostError> {
+        let error = self.proving.as_ref()?.initiator.refusal()?;
+        Some(HostError::Authentication(self.config.address, error.clone()))
+    }
+
     fn send_proof(&mut self, command: Command, len: u32) {
         let cid = self.insert(command, 0, len, None);
         if matches!(self.state, State::Proving) {

@@ -34,6 +34,10 @@ impl QueuePair {
 
     /// Ends the connection. With `fatal`, tells the peer why, if that can be sent at once.
     pub(super) fn lose(&mut self, cx: &mut Context<'_>, ending: Ending, fatal: Option<FatalError>) {
+        let ending = match (ending, self.refusal()) {
+            (Ending::Lost(_), Some(refusal)) => Ending::Lost(refusal),
+            (ending, _) => ending,
+        };
         self.state = State::Draining(ending);
         self.phase_deadline = None;
         self.proving = None;

@@ -245,6 +245,52 @@ fn a_daemon_connects_to_all_that_is_offered_and_skips_what_it_has() {
 }
 
 #[test]
+fn a_daemon_follows_referrals_and_has_a_path_by_each_address() {
+    const AFAR: &str = "nqn.2014-08.org.example:afar";
+    let (first, options) = target();
+    first.ok(&["port", "add", NQN, "127.0.0.1:0"]);
+    // The second daemon is known by the first one's referral only, and names the first one in turn.
+    let second = Daemon::start();
+    second.ok(&["bdev", "add", "ram:4M", "-n", "m1"]);
+    second.ok(&["subsys", "add", AFAR, "--allow-any-host"]);
+    second.ok(&["ns", "add", AFAR, "m1"]);
+    second.ok(&["port", "add", AFAR, "127.0.0.1:0"]);
+    let afar = second.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let refer = |from: &Daemon, port: &str| {
+        let place = ["-t", "tcp", "-a", "127.0.0.1", "-f", "ipv4", "-s", port];
+        from.ok(&[&["rpc", "nvmf_discovery_add_referral"][..], &place].concat());
+    };
+    refer(&first, &afar);
+    refer(&second, &options[5]);
+
+    let daemon = Daemon::start();
+    let all = ["connect-all", "-a", "127.0.0.1", "-s", &options[5]];
+    let made = daemon.json(&all);
+    let made = made.as_array().unwrap();
+    let names = |nqn: &str| -> Vec<&str> {
+        let of_nqn = made.iter().filter(|one| one["subnqn"] == nqn);
+        of_nqn.map(|one| one["name"].as_str().unwrap()).collect()
+    };
+    assert_eq!((made.len(), names(AFAR).len()), (3, 1), "{made:?}");
+    let paths = names(NQN);
+    assert_eq!(paths.len(), 2, "{made:?}");
+    assert_eq!(paths[0], paths[1], "one controller with two paths: {made:?}");
+    let shown = daemon.ok(&["list-subsys"]);
+    assert_eq!(shown.matches(&format!(" +- {} tcp ", paths[0])).count(), 2, "{shown}");
+    assert_eq!(daemon.json(&["list"])["Devices"].as_array().map(Vec::len), Some(2));
+    assert_eq!(daemon.ok(&all).matches(" was already connected to nqn.").count(), 3);
+
+    // A service that is gone does not keep the others from being connected, and has the last word.
+    drop(second);
+    let other = Daemon::start();
+    let output = other.output(&all);
+    assert!(!output.status.success(), "{output:?}");
+    let (said, failed) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(said).matches(" is connected to nqn.").count(), 2);
+    assert!(failed.contains(&format!("127.0.0.1:{afar}")), "{failed}");
+}
+
+#[test]
 fn connections_come_from_the_files_of_nvme_cli() {
     let (daemon, options) = target();
     let port = &options[5];
