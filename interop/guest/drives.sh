@@ -1,6 +1,6 @@
 # A daemon of Raceline on an NVMe drive of its own machine.  The daemon attaches the drive by its PCI address and exports
 # it, and the kernel's host of the same machine uses it.  The drive is reset and pulled out under I/O.  At the end the
-# kernel's own target moves to the daemon.
+# kernel's own target moves to the daemon, and a limit of memory of the daemon's control group is nearly used.
 #
 # Environment: NQN, and DRIVE, the PCI address of a drive with namespaces 1 (512-byte blocks) and 2 (4096-byte blocks),
 # 64 MiB each.  The program raceline is beside this script.  Each check but refusals and plugged-in runs twice: first
@@ -320,6 +320,61 @@ moves() {
     until_so 20 gone
 }
 
+# reads NAME: how many reads the daemon's device has done.
+reads() { rpc bdev_get_iostat -b "$1" | sed -n 's/.*"num_read_ops": *\([0-9]*\).*/\1/p'; }
+more_reads() { [ "$(reads disk)" -gt $(($1 + 20)) ]; }
+logged() { grep -q "$1" /tmp/serve.err; }
+# The control group of the daemon gets a limit that is nearly used.  The host that is there is served, another one waits, and
+# the log says which limit it is.  With more memory the other one is let in.
+limited_memory() {
+    local job before waiting group=/sys/fs/cgroup/limited
+    [ -e /sys/fs/cgroup/cgroup.controllers ] || mount -t cgroup2 none /sys/fs/cgroup
+    grep -qw memory /sys/fs/cgroup/cgroup.controllers || { echo "this kernel has no limits of memory"; return 77; }
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir $group
+    rm -rf $STATE
+    mkdir -p /tmp/run $STATE
+    (
+        sh -c "echo \$\$ >$group/cgroup.procs; exec $RACELINE serve -r $RACELINE_RPC_SOCKET --state-dir $STATE" \
+            >/tmp/serve.out 2>/tmp/serve.err &
+        echo $! >/tmp/serve.pid
+    )
+    until_so 30 rpc spdk_get_version
+    grep -qx "$(cat /tmp/serve.pid)" $group/cgroup.procs || fail "the daemon is not in its group"
+    # Smaller than what the limit leaves: to write to it does not use the limit up.
+    rpc bdev_malloc_create -b disk 4 512
+    rpc nvmf_create_transport -t tcp
+    rpc nvmf_create_subsystem "$NQN" -a
+    rpc nvmf_subsystem_add_ns "$NQN" disk
+    rpc nvmf_subsystem_add_listener "$NQN" -t tcp -a $ADDR -s $PORT
+    set -- -a $ADDR -s $PORT -n "$NQN"
+    $RACELINE perf "$@" --rw randrw --verify --bs 4k --iodepth 1 --ramp_time 0 --runtime 600 >/tmp/perf.log 2>&1 &
+    job=$!
+    until_so 60 more_reads 0
+    echo $(($(cat $group/memory.current) + 12582912)) >$group/memory.max
+    echo "limit $(cat $group/memory.max), in use $(cat $group/memory.current)"
+    # The kernel may have accepted one before; it is closed.
+    $RACELINE identify "$@" >/tmp/first.log 2>&1 || true &
+    until_so 30 logged 'MiB of memory are left'
+    grep 'cannot accept a connection' /tmp/serve.err | grep 'memory.max, MemoryMax=' || fail "it does not name the limit"
+    before=$(reads disk)
+    until_so 60 more_reads "$before"
+    $RACELINE identify "$@" >/tmp/waits.log 2>&1 &
+    waiting=$!
+    sleep 3
+    kill -0 $waiting 2>/dev/null || { cat /tmp/waits.log; fail "the host did not wait"; }
+    alive
+    echo max >$group/memory.max
+    wait $waiting || { cat /tmp/waits.log; fail "the host was not let in"; }
+    kill -INT $job
+    wait $job || [ $? = 130 ] || { tail -n 5 /tmp/perf.log; fail "the host that was there has failed"; }
+    ! grep -i 'error:\|reconnect' /tmp/perf.log || fail "the host that was there has noticed"
+    kill "$(cat /tmp/serve.pid)"
+    until_so 20 gone
+    grep -q '^oom_kill 0' $group/memory.events || fail "the kernel has killed for memory"
+    rmdir $group
+}
+
 dispatch "$@"
 modprobe nvme
 modprobe nvme-tcp
@@ -341,5 +396,6 @@ for WAY in block passthrough; do
 done
 check plugged-in 120 plugged_in
 check moves 120 moves
+check limited-memory 240 limited_memory
 [ ! -s $FAILED ] || tail -n 30 /tmp/serve.err | sed 's/^/# serve: /'
 finish

@@ -396,6 +396,15 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 Box::new(|| package::run_in_roots(tree)),
             )
         },
+        Step {
+            on_request: true,
+            ..step(
+                "reproducible",
+                "packages of two builds in different folders are equal",
+                false,
+                Box::new(|| package::run_reproducible(tree)),
+            )
+        },
         step(
             "nbd",
             "QEMU's tools, libnbd's and fio on disks that connect makes",

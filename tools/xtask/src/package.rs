@@ -1,10 +1,14 @@
 //! `cargo xtask package`: a Debian and an RPM package, an OCI image and a list of what is in them; and the step that proves them.
 
 mod archive;
+mod build_id;
 mod check;
+mod containers;
 mod deb;
+mod differences;
 mod guide;
 mod image;
+mod reproducible;
 mod roots;
 mod rpm;
 mod rules;
@@ -18,6 +22,7 @@ use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 
 pub(crate) use check::run;
+pub(crate) use reproducible::run as run_reproducible;
 pub(crate) use roots::run as run_in_roots;
 pub(crate) use rules::run as run_supply_chain;
 
@@ -30,25 +35,38 @@ pub(crate) struct Options {
     /// Package this build of the program instead of the release build.
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+    /// Package the repository in this folder instead of the one that this program was built in; paths are relative to it.
+    #[arg(long, value_name = "DIR", conflicts_with = "binary")]
+    tree: Option<PathBuf>,
 }
 
 /// What was packaged.
 #[derive(Clone, Debug)]
 pub(crate) struct Packages {
+    version: String,
     deb: PathBuf,
     rpm: PathBuf,
     image: PathBuf,
     sbom: PathBuf,
 }
 
+impl Packages {
+    fn files(&self) -> [&Path; 4] {
+        [&self.deb, &self.rpm, &self.image, &self.sbom]
+    }
+}
+
 /// Builds all packages, and prints where they are.
 pub(crate) fn build(tree: &Tree, options: &Options) -> Result<()> {
-    let binary = match &options.binary {
-        Some(binary) => binary.clone(),
-        None => binary(tree)?,
+    let other = options.tree.as_deref().map(Tree::at).transpose()?;
+    let tree = other.as_ref().unwrap_or(tree);
+    let binary = match (&options.binary, &other) {
+        (Some(binary), _) => binary.clone(),
+        (None, Some(other)) => other.binary()?.to_owned(),
+        (None, None) => binary(tree)?,
     };
     let made = make(tree, &binary, &tree.root.join(&options.out))?;
-    for file in [&made.deb, &made.rpm, &made.image, &made.sbom] {
+    for file in made.files() {
         println!("{} ({} bytes)", file.display(), std::fs::metadata(file)?.len());
     }
     Ok(())
@@ -76,6 +94,7 @@ fn make(tree: &Tree, binary: &Path, out: &Path) -> Result<Packages> {
     let name = format!("raceline_{}_{}", supply.version, arch()?);
     let files = deb::files(&tree.root, &program, &supply, out)?;
     let made = Packages {
+        version: supply.version.clone(),
         deb: out.join(format!("{name}.deb")),
         rpm: out.join(rpm::name(&supply.version)?),
         image: out.join(format!("{name}.oci.tar")),
@@ -98,12 +117,12 @@ fn source_date(root: &Path) -> Result<u64> {
     Ok(if ended.success() { ended.stdout.trim().parse()? } else { 0 })
 }
 
-/// The program without what only debuggers need.
+/// The program without what only debuggers need, and with a build id that does not come from there.
 fn strip(binary: &Path, to: &Path) -> Result<()> {
     ensure!(has_program("strip"), "missing: strip (package binutils)");
     let (from, into) = (binary.to_string_lossy().into_owned(), to.to_string_lossy().into_owned());
     Task::new("strip").args(["-o", &into, &from]).check()?;
-    Ok(())
+    build_id::renew(to)
 }
 
 /// The architecture by Debian's name, which is that of OCI, too.

@@ -45,7 +45,12 @@ impl Tree {
     /// Finds the repository from where this crate lies.
     pub(crate) fn find() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let root = root.canonicalize().context("the repository of this xtask is gone")?;
+        Self::at(&root).context("the repository of this xtask is gone")
+    }
+
+    /// The repository in a folder.
+    pub(crate) fn at(root: &Path) -> Result<Self> {
+        let root = root.canonicalize().with_context(|| root.display().to_string())?;
         let target = match std::env::var_os("CARGO_TARGET_DIR") {
             Some(dir) => root.join(dir),
             None => root.join("target"),

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::deb::PROGRAM;
 use super::image::USER;
-use super::{Packages, binary, make};
+use super::{Packages, binary, containers, make};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 use crate::setup;
@@ -35,6 +35,10 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         checks.skip("rpmlint", "missing: rpmlint (package rpmlint)");
     }
     checks.run("image", || image(&made, &scratch.join("image")));
+    match containers::missing() {
+        Some(why) => checks.skip("image-in-podman", &why),
+        None => checks.run("image-in-podman", || containers::run(&made, &scratch.join("podman"))),
+    }
     let outcome = checks.outcome();
     std::fs::remove_dir_all(&scratch)?;
     outcome
@@ -43,15 +47,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
 /// Two builds of the packages from one program are equal, byte for byte.
 fn the_same_again(tree: &Tree, binary: &Path, made: &Packages, scratch: &Path) -> Result<()> {
     let again = make(tree, binary, &scratch.join("second"))?;
-    for (one, other) in [
-        (&made.deb, &again.deb),
-        (&made.rpm, &again.rpm),
-        (&made.image, &again.image),
-        (&made.sbom, &again.sbom),
-    ] {
-        ensure!(std::fs::read(one)? == std::fs::read(other)?, "{} differs", one.display());
-    }
-    Ok(())
+    super::differences::none(made, &again)
 }
 
 /// dpkg reads the package, and finds what belongs into it.

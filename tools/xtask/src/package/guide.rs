@@ -13,7 +13,7 @@ const INSTEAD: [(&str, &str); 2] = [
 /// The host that the guide lets in.
 const HOST: &str = "nqn.2026-01.com.example:host";
 /// Beginnings of commands that are left out: images of containers come from and go to places that a root does not have.
-const LEFT_OUT: [&str; 2] = ["skopeo ", "podman "];
+const LEFT_OUT: [&str; 1] = ["podman "];
 /// The beginning of a command in the text.
 const INDENT: &str = "    ";
 

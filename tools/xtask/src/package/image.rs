@@ -88,7 +88,8 @@ pub(super) fn image(program: &Path, supply: &Supply, time_s: u64) -> Result<Vec<
         "config": config, "layers": [layer],
     });
     let mut manifest = add("manifest.v1+json", serde_json::to_vec(&manifest)?);
-    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": supply.version });
+    manifest["annotations"] =
+        json!({ "org.opencontainers.image.ref.name": format!("raceline:{}", supply.version) });
     let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
     blobs.push(Entry::file("index.json", 0o644, serde_json::to_vec(&index)?));
     blobs.push(Entry::file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()));

@@ -129,11 +129,14 @@ wait $NBDFUSE
 kill $CONNECT; wait $CONNECT || test $? = 143
 kill $EXPORT; wait $EXPORT || test $? = 143
 if grep -i -E 'error|unaligned' /export.log /connect.log /nbdfuse.log; then exit 1; fi
+left() {
+    find / -xdev '(' -path /proc -o -path /sys -o -path '/var/lib/raceline' -o -path '/var/lib/dpkg*' -o -path '/var/log*' \
+        -o -path '/root/raceline_0.deb' ')' -prune -o -name '*raceline*' -print | sort | tr '\n' ' '
+}
+apt remove -y raceline
+test "$(left)" = '/etc/default/raceline ' || { echo "the removal left $(left)"; exit 1; }
 apt purge -y raceline
-test ! -e /usr/bin/raceline; test ! -e /etc/default/raceline
-LEFT=$(find / -xdev '(' -path /proc -o -path /sys -o -path '/var/lib/raceline' -o -path '/var/lib/dpkg*' -o -path '/var/log*' \
--o -path '/root/raceline_0.deb' ')' -prune -o -name '*raceline*' -print)
-test -z "$LEFT" || { echo "left behind: $LEFT"; exit 1; }
+test -z "$(left)" || { echo "the purge left $(left)"; exit 1; }
 test ! -e /var/lib/raceline || { echo 'a folder of state, though no service ever ran'; exit 1; }
 echo the-first-use-is-done
 "#;
@@ -157,7 +160,11 @@ fn first_use(made: &Packages, root: &Path) -> Result<()> {
         said.lines().find_map(|line| line.strip_prefix("the commands took ")?.strip_suffix(" ms"));
     let took =
         Duration::from_millis(took.context("the script does not say how long it took")?.parse()?);
-    let commands = said.lines().filter(|line| line.starts_with("+ ")).count();
+    let given: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("+ ")).collect();
+    for command in &given {
+        println!("# {command}");
+    }
+    let commands = given.len();
     println!(
         "# from the package to a verified file system: {commands} commands, {:.1} s; {:.1} s with the start of the \
          system, the removal and its end",
@@ -174,6 +181,7 @@ fn rpm(made: &Packages, root: &Path) -> Result<()> {
     std::fs::copy(&made.rpm, root.join("raceline.rpm"))?;
     let script = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
 rpm --install --nodeps --nosignature /raceline.rpm
+rpm --verify --nodeps raceline
 id raceline
 test -d /var/lib/raceline
 systemctl start raceline
@@ -213,9 +221,11 @@ fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<String> {
     let more = if is_legacy { &LEGACY[..] } else { &[] };
     let words = args.into_iter().chain([root_text.as_str()]).chain(more.iter().copied());
     let ended = Task::new("systemd-nspawn").args(words).limit(ROOT_LIMIT_S).run()?;
-    let said = std::fs::read_to_string(&log).with_context(|| {
+    let said = std::fs::read(&log).with_context(|| {
         format!("the root's system does not start ({}): {}", ended.why(), ended.tail(10))
     })?;
+    // systemctl cuts long lines, and not always between two letters.
+    let said = String::from_utf8_lossy(&said).into_owned();
     let lines: Vec<&str> = said.lines().collect();
     let tail = lines[lines.len().saturating_sub(25)..].join("\n");
     ensure!(said.contains(word), "{name} in {root_text}:\n{tail}");
