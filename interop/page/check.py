@@ -22,10 +22,50 @@ USABLE_MS = 1000
 USABLE_LIMIT_MS = 3000
 CPU_SECONDS = 4
 CPU_LIMIT_PERCENT = 2.0
-# Updates of a week that is simulated, and looks at its memory.
+# Updates of a week that is simulated, looks at its memory, and how often its daemon is started anew between two looks.
+# A whole week has 604800 updates: PAGE_WEEK_UPDATES=100800 does them.
 WEEK_LOOKS = 6
-WEEK_UPDATES = 150
+WEEK_UPDATES = int(os.environ.get("PAGE_WEEK_UPDATES", "150"))
+WEEK_RESTARTS = 3
 LEAK_BYTES = 64 << 10
+# Nodes and listeners of a page are the same after each look, but for a few that the next collection takes.
+LEAK_NODES = 100
+LEAK_LISTENERS = 20
+
+
+# The daemon of a simulated week. A page whose timers would wait goes on at once, up to the update `until`. Each daemon
+# begins an hour before it answers first, so that one which replaces another has been there for longer than that was.
+WEEK_SCRIPT = """
+    const later = window.setTimeout.bind(window);
+    const realNow = Date.now.bind(Date);
+    const daemon = window.daemon = { updates: 0, until: 0, silent: 0, journal: 1, base: 0,
+      restart() { daemon.journal += 1; daemon.base = daemon.updates; daemon.until += 1; } };
+    Date.now = () => daemon.updates * 1000 + 1.8e12; // a second for each update
+    window.setTimeout = (work) => later(function turn() { daemon.until > daemon.updates || daemon.silent > 0 ? work() : later(turn, 20); }, 0);
+    const numbers = [...Array(58).keys()];
+    const runs = () => daemon.updates - daemon.base;
+    const next = () => runs() * 3 + 5;
+    const event = (seq) => ({ seq, time_ms: Date.now(), severity: 'info', kind: 'connect',
+      message: `event ${seq} of ${daemon.journal} `, fields: { host: `nqn.h${seq}` } });
+    const results = {
+      raceline_get_activity: (n) => ({ time_ns: (daemon.journal * 3600 + runs()) * 1e9, cpu_ns: n * 1e7, next_event: next(), device_count: 200,
+        cores: [0, 1].map((c) => ({ name: `core${c}`, busy_ns: n * 2e8, turns: n * 1000, received_bytes: n * 5000, sent_bytes: n, longest_ns: 9 })),
+        hosts: numbers.map((h) => ({ subnqn: 'nqn.s', hostnqn: `nqn.h${h + n % 7}`, controllers: 1, io_qpairs: 2,
+          statistics: { num_read_ops: n * h, num_write_ops: n, bytes_read: n * h * 4096, bytes_written: n, errors: 0 } })),
+        bdevs: Object.fromEntries(numbers.map((d) => [`d${d + n % 5}`, [n * d, n, 0, n * d * 4096, n, n * 9e5, n, 0]])),
+        latency: { borders_ns: numbers.slice(1).map((b) => 1000 * 1.33 ** b), counts: numbers.map((b) => n * b), devices: 3 } }),
+      raceline_get_events: (n, { since }) => ({ journal: daemon.journal, next: next(), missed: n % 50 ? 0 : 2,
+        events: [...Array(Math.max(0, next() - since)).keys()].slice(0, 1000).map((at) => event(since + at)) }),
+      nvmf_get_subsystems: () => [{ nqn: 'nqn.s', subtype: 'NVMe', namespaces: numbers.map((d) => ({ nsid: d + 1, bdev_name: `d${d}` })) }],
+      bdev_get_bdevs: () => numbers.map((d) => ({ name: `d${d}`, product_name: 'Null disk', num_blocks: 8, block_size: 512 })),
+      bdev_nvme_get_controllers: () => [], nvmf_get_qos_limits: () => [], spdk_get_version: () => ({ version: 'x' }),
+    };
+    window.fetch = async (_, { body }) => {
+      const calls = JSON.parse(body);
+      if (daemon.silent > 0 && calls[0].method === 'raceline_get_activity') { daemon.silent -= 1; throw new TypeError('no daemon'); }
+      if (calls[0].method === 'raceline_get_activity') daemon.updates += 1;
+      return { ok: true, json: async () => calls.map(({ id, method, params }) => ({ id, result: results[method](daemon.updates, params) })) };
+    };"""
 
 
 class Browser:
@@ -225,7 +265,12 @@ class Run:
         page.js("""(() => { const filter = document.getElementById('filter'); filter.value = '';
             filter.dispatchEvent(new Event('input')); document.querySelectorAll('#head button')[1].click(); })()""")
         page.wait("document.querySelector('#body tr').cells[1].textContent === '1000'")
-        page.js("document.querySelectorAll('#head button')[0].click()")
+        page.js("document.querySelectorAll('#head button')[0].click(); document.getElementById('last').click()")
+        page.wait(f"document.getElementById('range').textContent === '{NAMESPACES - 49} to {NAMESPACES} of {NAMESPACES}'")
+        page.wait("document.getElementById('last').disabled && document.getElementById('next').disabled")
+        page.js("document.getElementById('first').click()")
+        page.wait(f"document.getElementById('range').textContent === '1 to 50 of {NAMESPACES}'")
+        page.wait("document.getElementById('first').disabled && !document.getElementById('last').disabled")
         return f"pages, filter ({took:.1f} ms) and order"
 
     def keyboard(self, page):
@@ -359,49 +404,48 @@ class Run:
 
     def week(self, browser):
         """Answers come from a script, and a second takes no time: memory must not grow with them."""
-        page = Page(browser, self.url, before="""
-            const answers = { updates: 0 };
-            const later = window.setTimeout.bind(window);
-            window.go = 0;
-            window.setTimeout = (work, ms) => later(function turn() { window.go > answers.updates ? work() : later(turn, 20); }, 0);
-            const numbers = [...Array(58).keys()];
-            const results = {
-              raceline_get_activity: (n) => ({ time_ns: n * 1e9, cpu_ns: n * 1e7, next_event: n * 3, device_count: 200,
-                cores: [0, 1].map((c) => ({ name: `core${c}`, busy_ns: n * 2e8, turns: n * 1000, received_bytes: n * 5000, sent_bytes: n, longest_ns: 9 })),
-                hosts: numbers.map((h) => ({ subnqn: 'nqn.s', hostnqn: `nqn.h${h + n % 7}`, controllers: 1, io_qpairs: 2,
-                  statistics: { num_read_ops: n * h, num_write_ops: n, bytes_read: n * h * 4096, bytes_written: n, errors: 0 } })),
-                bdevs: Object.fromEntries(numbers.map((d) => [`d${d + n % 5}`, [n * d, n, 0, n * d * 4096, n, n * 9e5, n, 0]])),
-                latency: { borders_ns: numbers.slice(1).map((b) => 1000 * 1.33 ** b), counts: numbers.map((b) => n * b), devices: 3 } }),
-              raceline_get_events: (n) => ({ journal: 1, next: n * 3, missed: n % 50 ? 0 : 2, events: [1, 2].map((e) => ({ seq: n * 3 - e,
-                time_ms: n * 1000, severity: 'info', kind: 'connect', message: `event ${n} ${e}`, fields: { host: `nqn.h${n}` } })) }),
-              nvmf_get_subsystems: () => [{ nqn: 'nqn.s', subtype: 'NVMe', namespaces: numbers.map((d) => ({ nsid: d + 1, bdev_name: `d${d}` })) }],
-              bdev_get_bdevs: () => numbers.map((d) => ({ name: `d${d}`, product_name: 'Null disk', num_blocks: 8, block_size: 512 })),
-              bdev_nvme_get_controllers: () => [], nvmf_get_qos_limits: () => [], spdk_get_version: () => ({ version: 'x' }),
-            };
-            window.fetch = async (_, { body }) => { const calls = JSON.parse(body);
-              if (calls[0].method === 'raceline_get_activity') answers.updates += 1;
-              return { ok: true, json: async () => calls.map(({ id, method }) => ({ id, result: results[method](answers.updates) })) }; };
-            window.updates = () => answers.updates;""")
-        page.wait("typeof show === 'function' && window.updates && document.readyState === 'complete'")
-        sizes = []
+        page = Page(browser, self.url, before=WEEK_SCRIPT)
+        page.wait("typeof show === 'function' && window.daemon && document.readyState === 'complete'")
+        sizes, counters = [], []
         for look in range(1, WEEK_LOOKS + 1):
             view = ["namespaces", "events", "hosts", "latency"][look % 4]
-            page.js(f"show('{view}'); window.go = {look * WEEK_UPDATES}")
-            page.wait(f"updates() >= {look * WEEK_UPDATES}")
+            page.js(f"show('{view}')")
+            for part in range(1, WEEK_RESTARTS + 1):
+                self.weekdays(page, (look - 1) * WEEK_UPDATES + WEEK_UPDATES * part // WEEK_RESTARTS)
             page.js("show('namespaces')")
             sizes.append(page.heap())
+            counters.append(page.call("Memory.getDOMCounters"))
+        bounds = page.js("[events.length <= MAX_EVENTS, heat.length <= HISTORY, "
+                         "tiles.every((tile) => tile.history.length === HISTORY), inventory.bdevs.size <= 58]")
         nodes = page.js("document.getElementsByTagName('*').length")
-        lost = page.js("document.getElementById('state').textContent")
         page.close()
-        if lost != "live":
-            raise RuntimeError(f"the page says {lost}")
+        if bounds != [True] * 4:
+            raise RuntimeError(f"events, heat map, sparklines and devices within their bounds: {bounds}")
         # Code that is compiled later and caches grow now and then; what leaks grows each time.
-        growth = [later - earlier for earlier, later in zip(sizes, sizes[1:])]
-        if all(step > LEAK_BYTES for step in growth):
-            raise RuntimeError(f"memory grows with every {WEEK_UPDATES} updates: {sizes}")
+        kinds = [("memory", sizes, LEAK_BYTES)] + [(name, [one[name] for one in counters], most)
+                                                   for name, most in [("nodes", LEAK_NODES), ("jsEventListeners", LEAK_LISTENERS)]]
+        for name, seen, most in kinds:
+            if all(later - earlier > most for earlier, later in zip(seen, seen[1:])):
+                raise RuntimeError(f"{name}: grows with every {WEEK_UPDATES} updates: {seen}")
         if nodes > 3000:
             raise RuntimeError(f"the page has {nodes} elements")
-        return f"{WEEK_LOOKS * WEEK_UPDATES} updates, heap {sizes[0] >> 10} KiB to {sizes[-1] >> 10} KiB, {nodes} elements"
+        return (f"{WEEK_LOOKS * WEEK_UPDATES} updates of {WEEK_LOOKS * WEEK_RESTARTS + 1} daemons, heap {sizes[0] >> 10} KiB to "
+                f"{sizes[-1] >> 10} KiB, {nodes} elements, {counters[0]['nodes']} nodes to {counters[-1]['nodes']}, "
+                f"{counters[0]['jsEventListeners']} listeners to {counters[-1]['jsEventListeners']}")
+
+    def weekdays(self, page, until):
+        """Updates up to a number, then another daemon, which the page must notice."""
+        page.js(f"daemon.until = {until}")
+        page.wait(f"daemon.updates >= {until}")
+        page.js("daemon.silent = 3")
+        page.wait("daemon.silent === 0 || document.getElementById('state').dataset.state === 'lost'")
+        page.js("daemon.restart()")
+        page.wait("document.getElementById('state').textContent === 'live' && daemon.silent === 0")
+        page.wait("journal === daemon.journal")
+        first, strange = page.js("[Math.min(...events.map((event) => event.seq)), "
+                                 "events.filter((event) => !event.what.includes(` of ${daemon.journal} `)).length]")
+        if first != 0 or strange > 0:
+            raise RuntimeError(f"after a restart the first event is number {first}, and {strange} are of another daemon")
 
 
 def main():

@@ -33,7 +33,7 @@ pub use wire::Wire;
 
 /// The form of what the two processes say to each other, but for the state of connections, which has its own
 /// ([`raceline_target::FORM`]).
-pub const FORM: u32 = 1;
+pub const FORM: u32 = 2;
 
 /// Where a daemon with this RPC socket meets its successor.
 #[must_use]
@@ -156,14 +156,21 @@ impl HandedState {
     }
 }
 
-/// The reservations of a namespace.
+/// The reservations of a namespace or of a LUN.
 #[derive(Debug, Serialize, Deserialize)]
 struct HandedReservations {
-    target: String,
-    nqn: String,
-    nsid: u32,
+    of: Reserved,
     /// The count of changes of registrations.
     generation: u32,
     /// As a file keeps them.
     content: String,
+}
+
+/// What is reserved. A namespace and the LUNs over its device have the same reservations.
+#[derive(Debug, Serialize, Deserialize)]
+enum Reserved {
+    /// A namespace.
+    Namespace { target: String, nqn: String, nsid: u32 },
+    /// A LUN, on the cores that serve iSCSI.
+    Lun { node: String, number: u16 },
 }

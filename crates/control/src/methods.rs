@@ -12,6 +12,7 @@ mod iscsi;
 mod kept;
 mod keyring;
 mod log;
+mod nbd;
 mod notify;
 mod nvmf;
 mod qos;
@@ -45,6 +46,7 @@ impl Registry {
             iscsi::register,
             vhost::register,
             ublk::register,
+            nbd::register,
             qos::register,
             accel::register,
             iobuf::register,

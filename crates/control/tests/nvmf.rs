@@ -62,7 +62,7 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
     let state = tempfile::tempdir().unwrap();
     let daemon = Kept::start(state.path());
     let refused = |method: &str, params: Value| daemon.call(method, params).unwrap_err();
-    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 512, "no_srq": true });
+    let rdma = json!({ "trtype": "rdma", "max_srq_depth": 512, "no_srq": true, "zcopy": true });
     let early = refused("nvmf_create_transport", rdma.clone());
     assert!(early.contains("create that transport first"), "{early}");
     daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })).unwrap();
@@ -79,6 +79,7 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
             let all = daemon.call("nvmf_get_transports", json!({ "trtype": "rdma" })).unwrap();
             assert_eq!(all[0]["trtype"], "RDMA", "{all}");
             assert_eq!((&all[0]["max_srq_depth"], &all[0]["no_srq"]), (&json!(512), &json!(true)));
+            assert_eq!(all[0]["zcopy"], true, "{all}");
             let stats = daemon.call("nvmf_get_stats", json!({})).unwrap();
             let transports = &stats["poll_groups"][0]["transports"];
             assert_eq!(transports[0]["trtype"], "TCP", "{stats}");

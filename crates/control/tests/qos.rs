@@ -4,12 +4,16 @@
 mod support;
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use raceline_initiator::{BlockingSession, Name, SessionConfig, cdb};
 use serde_json::{Value, json};
 use support::Kept;
 
 const NQN: &str = "nqn.2026-01.io.raceline:one";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
+const NODE: &str = "iqn.2026-01.io.raceline:disk";
+const INITIATOR: &str = "iqn.2026-01.io.raceline:me";
 
 fn export(kept: &Kept) {
     for (method, params) in [
@@ -154,5 +158,75 @@ fn weights_survive_and_go_with_their_subsystem() {
     drop(kept);
     let kept = start(dir.path());
     assert!(all(&kept).is_empty());
+    kept.manager.shut_down().unwrap();
+}
+
+/// A session of an initiator with the target node of `export_lun`.
+fn login(kept: &Kept) -> BlockingSession {
+    let groups = kept.call("iscsi_get_portal_groups", Value::Null).unwrap();
+    let port: u16 = groups[0]["portals"][0]["port"].as_str().unwrap().parse().unwrap();
+    let (own, node) = (Name::new(INITIATOR).unwrap(), Name::new(NODE).unwrap());
+    let config = SessionConfig::new(([127, 0, 0, 1], port).into(), own, Some(node));
+    BlockingSession::connect(config).unwrap()
+}
+
+/// How long some reads take, one after the other.
+fn reads(session: &BlockingSession, count: u32) -> Duration {
+    let begun = Instant::now();
+    for _ in 0..count {
+        session.receive(cdb::read(0, 1), 512).unwrap();
+    }
+    begun.elapsed()
+}
+
+#[test]
+fn limits_of_a_device_and_of_an_initiator_hold_over_iscsi() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = start(dir.path());
+    export(&kept);
+    serve(&kept);
+    let portals = json!([{ "host": "127.0.0.1", "port": "0" }]);
+    let any = json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["ANY"] });
+    let node = json!({
+        "name": NODE, "alias_name": "", "pg_ig_maps": [{ "pg_tag": 1, "ig_tag": 1 }],
+        "luns": [{ "bdev_name": "m", "lun_id": 0 }], "queue_depth": 32, "disable_chap": true,
+    });
+    // Twenty reads at 40 per second take 475 ms, less the burst; at 1 per second they would take 19 s.
+    let least = Duration::from_millis(460);
+    let limit = |rate: u64| json!({ "name": "m", "rw_ios_per_sec": rate });
+    kept.call("bdev_set_qos_limit", limit(40)).unwrap();
+    for (method, params) in [
+        ("iscsi_create_portal_group", json!({ "tag": 1, "portals": portals })),
+        ("iscsi_create_initiator_group", any),
+        ("iscsi_create_target_node", node),
+    ] {
+        kept.call(method, params).unwrap();
+    }
+    let session = login(&kept);
+    // What the session is told first counts as no read.
+    while session.receive(cdb::read(0, 1), 512).is_err() {}
+    assert!(reads(&session, 20) >= least, "the limit was there before the LUN");
+    kept.call("bdev_set_qos_limit", limit(1)).unwrap();
+    kept.call("bdev_set_qos_limit", limit(0)).unwrap();
+    assert!(reads(&session, 20) < Duration::from_secs(19), "it was taken away");
+
+    let of_hosts = json!({ "name": "tenant", "hosts": [HOST, INITIATOR], "rw_ios_per_sec": 40 });
+    kept.call("nvmf_host_set_qos_limit", of_hosts).unwrap();
+    assert_eq!(all(&kept)[0]["hosts"], json!([HOST, INITIATOR]));
+    assert!(reads(&session, 20) >= least, "the limit of the initiator");
+    for wrong in ["eui.12", "iqn."] {
+        let of_hosts = json!({ "name": "tenant", "hosts": [wrong], "rw_ios_per_sec": 1 });
+        let refused = kept.call("nvmf_host_set_qos_limit", of_hosts).unwrap_err();
+        assert!(refused.contains(wrong) && refused.contains("iSCSI name"), "{refused}");
+    }
+    drop(session);
+    let before = all(&kept);
+    kept.kill();
+    let kept = start(dir.path());
+    assert_eq!(all(&kept), before);
+    let session = login(&kept);
+    while session.receive(cdb::read(0, 1), 512).is_err() {}
+    assert!(reads(&session, 20) >= least, "after a kill, too");
+    drop(session);
     kept.manager.shut_down().unwrap();
 }

@@ -194,3 +194,35 @@ fn disks_of_the_kernel_need_a_target_and_a_driver() {
     }
     daemon.kill();
 }
+
+/// What is refused where no disk of the kernel's NBD client is made; the step kernel-6.12-disk makes some.
+#[test]
+fn disks_by_nbd_need_a_device_and_the_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(dir.path());
+    daemon
+        .call("bdev_malloc_create", json!({ "num_blocks": 64, "block_size": 512, "name": "D" }))
+        .unwrap();
+    let fails = |method, params, why: &str| {
+        let error = daemon.call(method, params).unwrap_err();
+        assert!(error.contains(why), "{method}: {error}");
+    };
+    let disk = |device: &str| json!({ "bdev_name": "D", "nbd_device": device });
+    for wrong in ["/dev/sda", "/dev/nbd0p1", "nbd0"] {
+        fails("nbd_start_disk", disk(wrong), &format!("illegal nbd device {wrong} (-19)"));
+        fails("nbd_stop_disk", json!({ "nbd_device": wrong }), "No such device (-19)");
+    }
+    fails("nbd_start_disk", json!({ "bdev_name": "none" }), "No such device (-19)");
+    fails("nbd_get_disks", json!({ "nbd_device": "/dev/nbd7" }), "No such device (-19)");
+    fails("get_nbd_disks", json!({ "nbd_device": "/dev/nbd7" }), "nbd_get_disks lists them");
+    assert_eq!(daemon.call("nbd_get_disks", json!({})).unwrap(), json!([]));
+    if !std::path::Path::new("/sys/module/nbd").exists() {
+        for disk in [disk("/dev/nbd7"), json!({ "bdev_name": "D" })] {
+            let why = daemon.call("nbd_start_disk", disk).unwrap_err();
+            assert!(why.contains("modprobe nbd"), "{why}");
+        }
+    }
+    // Nothing of it is left: the device is free.
+    daemon.call("bdev_malloc_delete", json!({ "name": "D" })).unwrap();
+    daemon.kill();
+}

@@ -3,7 +3,6 @@
 //! The kernel answers over generic netlink, and without privileges (Documentation/networking/ethtool-netlink).
 
 mod driver;
-mod message;
 mod netlink;
 
 use std::collections::BTreeMap;
@@ -12,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::reading::Reading;
 use crate::system::System;
-use message::{Attribute, attributes, text, unsigned};
 use netlink::Connection;
+use raceline_netlink::{Attribute, attributes, text, unsigned};
 
 /// What the driver of an interface was told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,8 +209,8 @@ fn bits(value: &[u8]) -> BTreeMap<String, bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::message::append;
     use super::*;
+    use raceline_netlink::append;
 
     fn bit_set(no_mask: bool, bits: &[(&str, bool)]) -> Vec<u8> {
         let mut list = Vec::new();

@@ -7,17 +7,19 @@ mod execute;
 mod listen;
 
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use raceline_bdev::{BdevInfo, SharedBdev};
 use raceline_reactor::{
-    Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle, StreamProvider,
+    Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle, Socket, StreamProvider,
 };
 
 use self::core::{Core, Message};
-use self::listen::Acceptor;
+use self::listen::{Acceptor, Places};
 pub use self::listen::{Endpoint, Listening};
 use crate::protocol::{ExportFacts, TlsPolicy, wire};
 
@@ -48,7 +50,7 @@ pub struct Export {
 
 impl Export {
     /// What clients that connect now are told of it.
-    fn facts(&self) -> ExportFacts {
+    pub(crate) fn facts(&self) -> ExportFacts {
         let info: BdevInfo = self.device.info();
         ExportFacts {
             name: self.name.clone(),
@@ -89,7 +91,7 @@ impl ServerTls {
 pub struct ServerConfig {
     /// What is served, one to 64. The first also has the empty name.
     pub exports: Vec<Export>,
-    /// Where to listen.
+    /// Where to listen; nowhere: the only connections are those of [`Server::connect`].
     pub endpoints: Vec<Endpoint>,
     /// The cores: a number to pin the thread to, or none to let it float.
     pub cores: Vec<Option<usize>>,
@@ -144,12 +146,16 @@ pub enum ServerError {
     /// A core cannot be started, or its channels cannot be opened.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
+    /// A connection within this process cannot be made.
+    #[error("cannot make a connection: {0}")]
+    Connect(io::Error),
 }
 
 /// A running server. Dropped without [`Server::stop`], its threads run on.
 pub struct Server {
     cores: Vec<ReactorHandle<Message>>,
     acceptors: Vec<Acceptor>,
+    places: Places,
 }
 
 impl Server {
@@ -159,8 +165,8 @@ impl Server {
     /// When that is not possible; then nothing of it is left.
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         check(config)?;
-        let count = Arc::new(AtomicUsize::new(0));
-        let mut server = Self { cores: Vec::new(), acceptors: Vec::new() };
+        let places = Places::new(Arc::new(AtomicUsize::new(0)), config.max_connections);
+        let mut server = Self { cores: Vec::new(), acceptors: Vec::new(), places };
         for (number, core) in config.cores.iter().enumerate() {
             let reactor = ReactorConfig {
                 core: *core,
@@ -181,8 +187,7 @@ impl Server {
         }
         for endpoint in &config.endpoints {
             let senders = server.cores.iter().map(|core| core.sender().clone()).collect();
-            let places = listen::Places::new(Arc::clone(&count), config.max_connections);
-            match Acceptor::start(endpoint, senders, places) {
+            match Acceptor::start(endpoint, senders, server.places.clone()) {
                 Ok(acceptor) => server.acceptors.push(acceptor),
                 Err(error) => {
                     server.stop();
@@ -191,6 +196,25 @@ impl Server {
             }
         }
         Ok(server)
+    }
+
+    /// The other end of a connection that negotiates nothing: its client knows the first export, and requests may begin.
+    /// Replies are simple ones.
+    ///
+    /// # Errors
+    /// When there are as many connections as there may be, or no descriptors.
+    pub fn connect(&self) -> Result<OwnedFd, ServerError> {
+        let failed = ServerError::Connect;
+        let place = self.places.take().ok_or_else(|| {
+            failed(io::Error::other("the server has as many connections as it may have"))
+        })?;
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let ours = Socket::from_unix(ours.into()).map_err(failed)?;
+        let core = self.cores.first().ok_or_else(|| failed(io::Error::other("it has no core")))?;
+        core.sender()
+            .send(Message::Agreed(ours, place))
+            .map_err(|_| failed(io::Error::other("its core has ended")))?;
+        Ok(theirs.into())
     }
 
     /// Where it listens, with real ports, in the order of the configuration.
@@ -229,8 +253,8 @@ fn check(config: &ServerConfig) -> Result<(), ServerError> {
     if config.exports.is_empty() || config.exports.len() > MAX_EXPORTS {
         return invalid(format!("a server has 1 to {MAX_EXPORTS} exports"));
     }
-    if config.cores.is_empty() || config.endpoints.is_empty() {
-        return invalid("a server needs a core and an address to listen on".to_owned());
+    if config.cores.is_empty() {
+        return invalid("a server needs a core".to_owned());
     }
     for (index, export) in config.exports.iter().enumerate() {
         if export.name.len() > MAX_NAME_BYTES || export.description.len() > MAX_NAME_BYTES {

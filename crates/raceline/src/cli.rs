@@ -82,6 +82,8 @@ pub(crate) enum Verb {
     Read(host::ReadArgs),
     /// Copy a file or standard input to blocks of a namespace
     Write(host::WriteArgs),
+    /// Connect a daemon to every subsystem that discovery controllers offer
+    ConnectAll(Box<nvme::ConnectAllArgs>),
     /// List namespaces as nvme-cli does: those at an address, in a file, or of a daemon
     List(Box<nvme::ControllerArgs>),
     /// List subsystems and the paths to them as nvme-cli does

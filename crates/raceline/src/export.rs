@@ -13,8 +13,8 @@ use raceline_bench::report::binary_bytes;
 use raceline_initiator::{LunBdev, SessionConfig};
 use raceline_mdns::Publisher;
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_reactor::StreamProvider;
 use raceline_reactor::stats::DepartureCounts;
+use raceline_reactor::{StreamProvider, room};
 use raceline_target::{
     BALANCE_INTERVAL, GeneratedKeys, HostAccess, NamespaceConfig, RdmaConfig, RdmaStreams,
     SubsystemConfig, Target, TargetConfig, TargetError, load_rdma_libraries,
@@ -133,6 +133,11 @@ impl Departures {
 
 /// Exports the devices until SIGINT or SIGTERM.
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    room::watch_memory();
+    export(args).map_err(limits::explain)
+}
+
+fn export(args: &ExportArgs) -> Result<(), Failure> {
     args.devices.iter().try_for_each(Device::check)?;
     let mut admission = Admission::check(args)?;
     if args.in_capsule > args.max_io_size {

@@ -49,6 +49,10 @@ use raceline_control::events::EventJournal;
 use crate::cli::{Cli, Verb};
 use crate::failure::Failure;
 
+#[global_allocator]
+static HEAP: raceline_reactor::Heap =
+    raceline_reactor::Heap { exit_code: failure::code::RUNTIME as i32 };
+
 fn main() -> ExitCode {
     // Only when a shell asks for completions; in that case the call does not return.
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
@@ -80,7 +84,8 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),
         Verb::Perf(args) => perf::run(&args),
-        Verb::List(args) => nvme::list::namespaces(&args),
+        Verb::ConnectAll(args) => nvme::connect_all::run(&args),
+        Verb::List(args) => nvme::list::namespaces(&args, cli.log.verbose > 0),
         Verb::ListSubsys(args) => nvme::list::subsystems(&args),
         Verb::IdCtrl(args) => nvme::identify::controller(&args),
         Verb::IdNs(args) => nvme::identify::namespace(&args),

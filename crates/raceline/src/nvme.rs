@@ -1,6 +1,7 @@
 //! The verbs of nvme-cli, over this program's own host: no kernel driver, no device file, no root.
 
 pub(crate) mod blocks;
+pub(crate) mod connect_all;
 mod device;
 mod fields;
 pub(crate) mod files;

@@ -1,7 +1,7 @@
 //! What `export` and `serve` give up once they have started.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use raceline_control::daemon::Reach;
 use raceline_sandbox::{Access, CapabilitySet, Demand, Policy, Rule, Sandbox, enter};
@@ -24,6 +24,8 @@ const ACCELERATORS: &str = "/dev/dsa";
 const RDMA_DEVICES: &str = "/dev/infiniband";
 /// Which libraries drive which RDMA devices: libibverbs reads it whenever it lists the devices.
 const RDMA_DRIVERS: &str = "/etc/libibverbs.d";
+/// It is there if the kernel has its NBD client.
+const NBD_MODULE: &str = "/sys/module/nbd";
 /// The priority of a socket above which it takes CAP_NET_ADMIN.
 const PLAIN_PRIORITY_MAX: u32 = 6;
 /// The first port that any user may listen on.
@@ -59,6 +61,7 @@ pub(crate) fn enter_export(
         listens: ports.clone().all(|port| port != 0).then(|| ports.collect()),
         abstract_sockets: false,
         interfaces: args.mdns,
+        generic_netlink: false,
         rdma,
         counters: true,
         keyrings: false,
@@ -125,6 +128,8 @@ pub(crate) fn enter_serve(
         listens: None,
         abstract_sockets: notifies_by_name,
         interfaces: args.mdns,
+        // With CAP_NET_ADMIN it is a way to many parts of the kernel: only where there may be disks of its NBD client.
+        generic_netlink: Path::new(NBD_MODULE).exists(),
         rdma: args.rdma,
         counters: false,
         // Pre-shared keys of attached controllers.

@@ -8,7 +8,7 @@ use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
 use raceline_control::events::EventJournal;
 use raceline_control::hand_over::{LastWords, Predecessor};
 use raceline_control::logging::{LogSettings, Logging};
-use raceline_reactor::inheritance;
+use raceline_reactor::{inheritance, room};
 use raceline_target::load_rdma_libraries;
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -52,9 +52,9 @@ pub(crate) fn run(
     inheritance::enable();
     if args.take_over {
         // If this fails, what the daemon shares with this process must stay as it is.
-        return serve(args, settings, events).map_err(successor::exit);
+        return serve(args, settings, events).map_err(limits::explain).map_err(successor::exit);
     }
-    serve(args, settings, events)
+    serve(args, settings, events).map_err(limits::explain)
 }
 
 fn serve(
@@ -63,6 +63,7 @@ fn serve(
     events: Arc<EventJournal>,
 ) -> Result<(), Failure> {
     limits::raise_file_descriptors();
+    room::watch_memory();
     activation::take_sockets(args)?;
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;

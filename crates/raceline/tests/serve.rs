@@ -4,6 +4,10 @@
 
 #[path = "serve/activation.rs"]
 mod activation;
+#[path = "serve/clock.rs"]
+mod clock;
+#[path = "serve/memory.rs"]
+mod memory;
 #[path = "serve/scarce.rs"]
 mod scarce;
 mod support;

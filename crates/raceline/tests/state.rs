@@ -156,6 +156,27 @@ fn a_flipped_bit_in_the_configuration_is_named_and_the_previous_one_serves() {
 }
 
 #[test]
+fn an_empty_or_half_written_configuration_is_named_and_kept() {
+    let (kept, bdevs) = Kept::filled();
+    let [previous, newest] = kept.files(".json").try_into().unwrap();
+    let (good, older) = (fs::read(&newest).unwrap(), fs::read(&previous).unwrap());
+    let name = newest.file_name().unwrap().to_str().unwrap();
+    for length in [0, 1, good.len() / 2, good.len() - 8] {
+        fs::write(&newest, &good[..length]).unwrap();
+        let remedy = format!("Move {name} away and start again");
+        kept.refuses(&[newest.to_str().unwrap(), "is damaged at byte", &remedy]);
+    }
+    // Where the previous one is damaged as well, the message does not send anybody there.
+    for length in [0, older.len() / 2] {
+        fs::write(&previous, &older[..length]).unwrap();
+        kept.refuses(&[newest.to_str().unwrap(), "nothing was started", "Restore it from a copy"]);
+    }
+    fs::write(&newest, good).unwrap();
+    fs::write(&previous, older).unwrap();
+    kept.holds(&bdevs);
+}
+
+#[test]
 fn a_flipped_byte_in_the_middle_of_the_log_is_named() {
     let (kept, bdevs) = Kept::filled();
     let log = kept.newest(".log");

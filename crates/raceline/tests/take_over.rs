@@ -13,11 +13,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use raceline_control::hand_over::{FromDaemon, FromSuccessor, Hello, Wire, socket_of};
+use raceline_initiator::{BlockingSession, Name, SessionConfig, TaskError};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use serde_json::{Value, json};
 use support::{Running, call};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const IQN: &str = "iqn.2026-01.org.example:disk";
 /// Longer than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n";
@@ -405,29 +407,35 @@ fn another_user_takes_nothing_over() {
     assert!(place.controllers().as_array().unwrap().is_empty());
 }
 
-#[test]
-fn initiators_of_iscsi_log_in_anew() {
-    let mut place = Place::new(&["--keep-ram"]);
+/// Exports devices as the LUNs of a target node; gives the port.
+fn export_by_iscsi(place: &Place, devices: &[&str]) -> String {
     let portals = json!([{ "host": "127.0.0.1", "port": "0" }]);
     place.call("iscsi_create_portal_group", json!({ "tag": 1, "portals": portals }));
     let any = json!({ "tag": 1, "initiators": ["ANY"], "netmasks": ["127.0.0.0/8"] });
     place.call("iscsi_create_initiator_group", any);
-    let (iqn, maps) = ("iqn.2026-01.org.example:disk", json!([{ "pg_tag": 1, "ig_tag": 1 }]));
-    let luns = json!([{ "bdev_name": "M", "lun_id": 0 }]);
-    let node = json!({ "name": iqn, "alias_name": "", "pg_ig_maps": maps, "luns": luns,
+    let maps = json!([{ "pg_tag": 1, "ig_tag": 1 }]);
+    let lun = |(number, device)| json!({ "bdev_name": device, "lun_id": number });
+    let luns: Vec<Value> = devices.iter().enumerate().map(lun).collect();
+    let node = json!({ "name": IQN, "alias_name": "", "pg_ig_maps": maps, "luns": luns,
         "queue_depth": 64, "disable_chap": true });
     place.call("iscsi_create_target_node", node);
     let groups = place.call("iscsi_get_portal_groups", Value::Null);
-    let port = groups[0]["portals"][0]["port"].as_str().unwrap();
+    groups[0]["portals"][0]["port"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn initiators_of_iscsi_log_in_anew() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let port = export_by_iscsi(&place, &["M"]);
     let load = support::start(&[
         "perf",
         "--iscsi",
         "-a",
         "127.0.0.1",
         "-s",
-        port,
+        &port,
         "-n",
-        iqn,
+        IQN,
         "--rw",
         "randrw",
         "--iodepth",
@@ -455,6 +463,106 @@ fn initiators_of_iscsi_log_in_anew() {
     assert_eq!(report["jobs"][0]["reconnects"], 4, "{report}");
     let said = place.said();
     assert!(said.matches("not handed over, as iSCSI sessions are not").count() >= 2, "{said}");
+}
+
+/// A session of an initiator, for commands about reservations.
+struct Initiator(BlockingSession);
+
+impl Initiator {
+    fn login(port: &str, name: &str, lun: u16) -> Self {
+        let address = format!("127.0.0.1:{port}").parse().unwrap();
+        let name = Name::new(&format!("iqn.2026-01.org.example:{name}")).unwrap();
+        let config = SessionConfig::new(address, name, Some(Name::new(IQN).unwrap()));
+        Self(BlockingSession::connect(SessionConfig { lun, ..config }).unwrap())
+    }
+
+    /// Unit attentions, and sessions that end while a command is under way, are no answer.
+    fn until_answered<T>(
+        &self,
+        mut command: impl FnMut() -> Result<T, TaskError>,
+    ) -> Result<T, u8> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match command() {
+                Ok(answer) => return Ok(answer),
+                Err(TaskError::Status { status: 0x08 }) => {}
+                Err(TaskError::Status { status }) => return Err(status),
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// PERSISTENT RESERVE OUT.
+    fn reserve_out(&self, action: u8, kind: u8, keys: [u64; 2]) {
+        let mut cdb = [0; 16];
+        (cdb[0], cdb[1], cdb[2], cdb[8]) = (0x5f, action, kind, 24);
+        let mut list = vec![0; 24];
+        list[..8].copy_from_slice(&keys[0].to_be_bytes());
+        list[8..16].copy_from_slice(&keys[1].to_be_bytes());
+        self.until_answered(|| self.0.send(cdb, list.clone())).unwrap();
+    }
+
+    /// PERSISTENT RESERVE IN: the generation, and all keys with ports, or the reservation.
+    fn reserve_in(&self, action: u8) -> Vec<u8> {
+        let mut cdb = [0; 16];
+        (cdb[0], cdb[1], cdb[7]) = (0x5e, action, 4);
+        self.until_answered(|| self.0.inquire(cdb, 1024)).unwrap()
+    }
+
+    fn write(&self) -> Result<(), u8> {
+        let cdb = raceline_initiator::cdb::write(0, 1, false);
+        self.until_answered(|| self.0.send(cdb, vec![1; 512]))
+    }
+}
+
+/// Initiators find their registrations and reservations after they have logged in anew: on a LUN of its own, and on one
+/// over a namespace, which keeps hosts out as before.
+#[test]
+fn reservations_of_initiators_go_over() {
+    const CONFLICT: u8 = 0x18;
+    const WRITE_EXCLUSIVE_REGISTRANTS: u8 = 5;
+    let mut place = Place::new(&["--keep-ram"]);
+    let alone = json!({ "name": "L", "num_blocks": 8192, "block_size": 512 });
+    place.call("bdev_malloc_create", alone);
+    let port = export_by_iscsi(&place, &["M", "L"]);
+    let pairs = [0, 1].map(|lun| {
+        let [holder, stranger] =
+            ["holder", "stranger"].map(|name| Initiator::login(&port, name, lun));
+        holder.reserve_out(0, 0, [0, 0x11]);
+        stranger.reserve_out(0, 0, [0, 0x22]);
+        stranger.reserve_out(0, 0, [0x22, 0]);
+        holder.reserve_out(1, WRITE_EXCLUSIVE_REGISTRANTS, [0x11, 0]);
+        (holder, stranger)
+    });
+    let at = place.port.clone();
+    let host_writes = || {
+        let arguments = ["write", "-a", "127.0.0.1", "-s", &at, "-n", NQN];
+        support::run_with_input(&arguments, &[1; 512])
+    };
+    let state = |initiator: &Initiator| [1, 3].map(|action| initiator.reserve_in(action));
+    let before: Vec<_> = pairs.iter().map(|(holder, _)| state(holder)).collect();
+    assert!(before.iter().flatten().all(|answer| answer[..4] == [0, 0, 0, 3]), "{before:?}");
+    let refused = host_writes();
+    assert_ne!(refused.code, Some(0), "the reservation binds hosts");
+    for _ in 0..2 {
+        place.take_over(&["--keep-ram"]);
+        for ((holder, stranger), before) in pairs.iter().zip(&before) {
+            assert_eq!(state(holder), *before);
+            assert_eq!(stranger.write(), Err(CONFLICT));
+            holder.write().unwrap();
+        }
+    }
+    let still = host_writes();
+    assert_eq!((still.code, still.stderr), (refused.code, refused.stderr));
+    // What comes next is made of what has gone over.
+    for (holder, stranger) in &pairs {
+        holder.reserve_out(3, 0, [0x11, 0]);
+        assert_eq!(holder.reserve_in(0), [0, 0, 0, 4, 0, 0, 0, 0]);
+        stranger.write().unwrap();
+    }
+    let output = host_writes();
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
 }
 
 /// A host over TLS, whose keys stay in the process: it makes its connections anew, and no command of its fails.

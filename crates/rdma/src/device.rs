@@ -20,6 +20,7 @@ use std::ptr::null_mut;
 
 use raceline_proto::rdma::WorkStatus;
 
+use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, Operation, PairConfig, PostError,
     Provider, ProviderError, RecvWork, Region, SendWork, Slice,
@@ -305,6 +306,14 @@ impl Provider for RdmaDevice {
 
     fn deregister(&mut self, region: Region) {
         self.memory.deregister(&region);
+    }
+
+    fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        self.memory.register_foreign(self.domain, memory)
+    }
+
+    fn deregister_foreign(&mut self, lkey: u32) {
+        self.memory.deregister_foreign(lkey);
     }
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {

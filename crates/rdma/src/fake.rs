@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
     ProviderError, RecvWork, Region, SendWork,
@@ -244,6 +245,21 @@ impl Provider for FakeDevice {
         let mut state = self.network.lock();
         if !state.nodes[self.node].memory.deregister(&region) {
             state.misuse("a registration was ended twice");
+        }
+    }
+
+    fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        let mut state = self.network.lock();
+        if state.nodes[self.node].is_removed {
+            return Err(gone("registering memory of others"));
+        }
+        Ok(state.nodes[self.node].memory.register_foreign(memory))
+    }
+
+    fn deregister_foreign(&mut self, lkey: u32) {
+        let mut state = self.network.lock();
+        if !state.nodes[self.node].memory.deregister_foreign(lkey) {
+            state.misuse("a registration of memory of others was ended twice");
         }
     }
 

@@ -5,23 +5,29 @@
 //! * [`verbs`]: work requests, completions, events of the connection manager, and the trait [`Provider`];
 //! * [`fake`]: a network of simulated devices in virtual time, which checks what real devices check;
 //! * [`device`]: a real device, through libibverbs and librdmacm, which are loaded on first use;
+//! * [`Foreign`]: memory of others that a device reads in place;
 //! * [`waiting`]: devices that a sleeping core can wait for;
 //! * [`TargetQueue`] and [`HostQueue`]: the two ends of one NVMe queue;
+//! * [`Table`]: what belongs to numbers of connections and commands;
 //! * [`TargetPort`] and [`HostPort`]: all queues of one core on one device, from the request to the drained end.
 
 pub mod device;
 pub mod fake;
+mod foreign;
 mod host_port;
 mod host_queue;
 mod send_queue;
 mod shared_receives;
+mod table;
 mod target_port;
 mod target_queue;
 pub mod verbs;
 pub mod waiting;
 
+pub use foreign::Foreign;
 pub use host_port::{ConnectConfig, ConnectError, HostPort, HostPortEvent};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, HostTransfer, SubmitError};
+pub use table::Table;
 pub use target_port::{PortConfig, PortCounts, TargetPort, TargetPortEvent};
 pub use target_queue::{CommandToken, TargetEvent, TargetQueue, TargetQueueConfig};
 pub use verbs::Provider;

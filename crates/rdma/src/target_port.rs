@@ -1,6 +1,6 @@
 //! All queues of a target on one core and one device: requests, grants, deadlines, drained ends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,14 @@ use zerocopy::IntoBytes;
 
 use crate::Loss;
 use crate::shared_receives::SharedReceives;
+use crate::table::Table;
 use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
 use crate::verbs::{Access, Completion, ConnectionId, Event, PairConfig, Provider, Region};
 
 /// Completions that one call of [`TargetPort::poll`] takes at most.
 const COMPLETIONS_PER_POLL: usize = 64;
+/// Connections in the array of [`Table`].
+const CONNECTIONS_NEAR: usize = 64;
 /// Events of the connection manager that one call takes at most, so that a storm of them does not stop the queues.
 const EVENTS_PER_POLL: usize = 16;
 
@@ -106,6 +109,8 @@ struct Connection {
     progress: (u64, Instant),
     /// It has something to flush or to tell.
     is_dirty: bool,
+    /// It is among [`TargetPort::telling`].
+    is_telling: bool,
 }
 
 /// What a connection has of its port.
@@ -121,8 +126,11 @@ struct Reserved {
 pub struct TargetPort<P> {
     provider: P,
     config: PortConfig,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: Table<Connection>,
+    /// What is not of a queue, and the last words of queues that are no more.
     events: VecDeque<(ConnectionId, TargetPortEvent)>,
+    /// Queues that have something to tell.
+    telling: VecDeque<ConnectionId>,
     completions: Vec<Completion>,
     /// Completions that were taken before a queue pair was destroyed, and are still to be handled.
     late: VecDeque<Completion>,
@@ -144,8 +152,9 @@ impl<P: Provider> TargetPort<P> {
         Self {
             provider,
             config,
-            connections: BTreeMap::new(),
+            connections: Table::new(CONNECTIONS_NEAR),
             events: VecDeque::new(),
+            telling: VecDeque::new(),
             completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
             late: VecDeque::new(),
             shared,
@@ -165,7 +174,7 @@ impl<P: Provider> TargetPort<P> {
 
     /// A queue, to read host data and to respond. What it has to post leaves with the next [`Self::poll`] or [`Self::flush`].
     pub fn queue(&mut self, id: ConnectionId) -> Option<&mut TargetQueue> {
-        let connection = self.connections.get_mut(&id)?;
+        let connection = self.connections.get_mut(id.0)?;
         if !connection.is_dirty {
             connection.is_dirty = true;
             self.dirty.push(id);
@@ -176,7 +185,7 @@ impl<P: Provider> TargetPort<P> {
     /// A queue and the device, to read what came in a capsule.
     pub fn queue_and_provider(&mut self, id: ConnectionId) -> Option<(&mut TargetQueue, &mut P)> {
         self.queue(id)?;
-        let connection = self.connections.get_mut(&id)?;
+        let connection = self.connections.get_mut(id.0)?;
         Some((&mut connection.queue, &mut self.provider))
     }
 
@@ -206,7 +215,20 @@ impl<P: Provider> TargetPort<P> {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<(ConnectionId, TargetPortEvent)> {
-        self.events.pop_front()
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        while let Some(&id) = self.telling.front() {
+            if let Some(connection) = self.connections.get_mut(id.0) {
+                if let Some(event) = connection.queue.poll_event() {
+                    self.counts.requests += is_request(&event);
+                    return Some((id, TargetPortEvent::Queue(event)));
+                }
+                connection.is_telling = false;
+            }
+            self.telling.pop_front();
+        }
+        None
     }
 
     /// Takes events and completions, and posts what they lead to. Gives whether there were any.
@@ -239,7 +261,7 @@ impl<P: Provider> TargetPort<P> {
 
     fn complete(&mut self, done: &Completion) {
         let place = self.shared.as_ref().and_then(|shared| shared.place(done.id));
-        let Some(connection) = self.connections.get_mut(&done.connection) else {
+        let Some(connection) = self.connections.get_mut(done.connection.0) else {
             // Completions of a queue pair that was destroyed name a connection that is no more.
             if let (Some(shared), Some(place)) = (&mut self.shared, place) {
                 shared.give_back(place.receive);
@@ -265,7 +287,7 @@ impl<P: Provider> TargetPort<P> {
             let mut turn = std::mem::take(&mut self.turn);
             std::mem::swap(&mut turn, &mut self.dirty);
             for &id in &turn {
-                let Some(connection) = self.connections.get_mut(&id) else { continue };
+                let Some(connection) = self.connections.get_mut(id.0) else { continue };
                 connection.is_dirty = false;
                 connection.queue.prepare(&mut self.provider);
                 take_returned(&mut self.shared, connection);
@@ -273,7 +295,7 @@ impl<P: Provider> TargetPort<P> {
             // Receives first, for all queues at once: a host may use an entry again as soon as it has the response.
             self.post_shared();
             for id in turn.drain(..) {
-                let Some(connection) = self.connections.get_mut(&id) else { continue };
+                let Some(connection) = self.connections.get_mut(id.0) else { continue };
                 connection.queue.post(&mut self.provider, &mut self.counts);
                 self.tell(id);
                 self.advance(id, now);
@@ -290,18 +312,17 @@ impl<P: Provider> TargetPort<P> {
     }
 
     fn tell(&mut self, id: ConnectionId) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
         take_returned(&mut self.shared, connection);
-        while let Some(event) = connection.queue.poll_event() {
-            self.counts.requests += u64::from(matches!(event, TargetEvent::Command { .. }));
-            self.events.push_back((id, TargetPortEvent::Queue(event)));
+        if connection.queue.has_events() && !connection.is_telling {
+            connection.is_telling = true;
+            self.telling.push_back(id);
         }
     }
 
     /// Looks at the deadlines of all connections. Call it every second or so.
     pub fn check_deadlines(&mut self, now: Instant) {
-        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
-        for id in ids {
+        for id in self.connections.numbers().into_iter().map(ConnectionId) {
             self.check_deadline(id, now);
             self.tell(id);
             self.advance(id, now);
@@ -309,7 +330,7 @@ impl<P: Provider> TargetPort<P> {
     }
 
     fn check_deadline(&mut self, id: ConnectionId, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
         match connection.stage {
             Stage::Accepted { since } if now >= since + self.config.establish_within => {
                 connection.queue.close(Loss::Disconnected);
@@ -321,7 +342,7 @@ impl<P: Provider> TargetPort<P> {
             }
             _ => {}
         }
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
         let progress = connection.queue.progress();
         if !connection.queue.awaits_host() || progress != connection.progress.0 {
             connection.progress = (progress, now);
@@ -332,8 +353,25 @@ impl<P: Provider> TargetPort<P> {
 
     /// Ends a queue from this end.
     pub fn close(&mut self, id: ConnectionId, now: Instant) {
-        if let Some(connection) = self.connections.get_mut(&id) {
+        if let Some(connection) = self.connections.get_mut(id.0) {
             connection.queue.close(Loss::Closed);
+        }
+        self.tell(id);
+        self.advance(id, now);
+    }
+
+    /// Ends a queue from this end at once: no request of it is carried out any longer when this returns.
+    pub fn abort(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
+        connection.queue.give_up();
+        let is_there = connection.stage != Stage::Destroyed;
+        let is_connected = matches!(connection.stage, Stage::Accepted { .. } | Stage::Live);
+        connection.stage = Stage::Destroyed;
+        if is_connected {
+            self.provider.disconnect(id);
+        }
+        if is_there {
+            self.destroy(id);
         }
         self.tell(id);
         self.advance(id, now);
@@ -341,7 +379,7 @@ impl<P: Provider> TargetPort<P> {
 
     /// Takes the next step of a connection that ends.
     fn advance(&mut self, id: ConnectionId, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
         let Some(loss) = connection.queue.loss() else { return };
         if matches!(connection.stage, Stage::Accepted { .. } | Stage::Live) {
             if loss == Loss::DeviceRemoved {
@@ -358,7 +396,11 @@ impl<P: Provider> TargetPort<P> {
         if connection.stage != Stage::Destroyed {
             self.destroy(id);
         }
-        let Some(connection) = self.connections.remove(&id) else { return };
+        let Some(mut connection) = self.connections.remove(id.0) else { return };
+        while let Some(event) = connection.queue.poll_event() {
+            self.counts.requests += is_request(&event);
+            self.events.push_back((id, TargetPortEvent::Queue(event)));
+        }
         self.promised -= connection.completions;
         self.free(connection.reserved);
         self.events.push_back((id, TargetPortEvent::Closed));
@@ -389,9 +431,9 @@ impl<P: Provider> TargetPort<P> {
 
     /// Ends all queue pairs at once, and gives the memory of shared receives back. Drivers have no command any longer.
     pub fn end(&mut self) {
-        for (id, connection) in std::mem::take(&mut self.connections) {
+        for (id, connection) in self.connections.drain() {
             if connection.stage != Stage::Destroyed {
-                self.provider.destroy(id);
+                self.provider.destroy(ConnectionId(id));
             }
             self.promised -= connection.completions;
             self.free(connection.reserved);
@@ -415,7 +457,7 @@ impl<P: Provider> TargetPort<P> {
                 }
             }
             Event::Established { .. } => {
-                if let Some(connection) = self.connections.get_mut(&id)
+                if let Some(connection) = self.connections.get_mut(id.0)
                     && matches!(connection.stage, Stage::Accepted { .. })
                 {
                     connection.stage = Stage::Live;
@@ -423,9 +465,11 @@ impl<P: Provider> TargetPort<P> {
             }
             Event::DeviceRemoved(_) => {
                 self.is_device_gone = true;
-                let all = (id == ConnectionId::NOBODY)
-                    .then(|| self.connections.keys().copied().collect::<Vec<_>>());
-                for id in all.unwrap_or_else(|| vec![id]) {
+                let lost = match id {
+                    ConnectionId::NOBODY => self.connections.numbers(),
+                    id => vec![id.0],
+                };
+                for id in lost.into_iter().map(ConnectionId) {
                     self.lose(id, Loss::DeviceRemoved, now);
                 }
             }
@@ -437,7 +481,7 @@ impl<P: Provider> TargetPort<P> {
     }
 
     fn lose(&mut self, id: ConnectionId, loss: Loss, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(connection) = self.connections.get_mut(id.0) else { return };
         connection.queue.close(loss);
         if loss == Loss::DeviceRemoved && matches!(connection.stage, Stage::Draining { .. }) {
             connection.stage = Stage::Destroyed;
@@ -514,14 +558,25 @@ impl<P: Provider> TargetPort<P> {
         let stage = Stage::Accepted { since: now };
         let reserved = std::mem::take(reserved);
         let progress = (0, now);
-        let connection =
-            Connection { queue, stage, reserved, completions, progress, is_dirty: false };
-        self.connections.insert(id, connection);
+        let connection = Connection {
+            queue,
+            stage,
+            reserved,
+            completions,
+            progress,
+            is_dirty: false,
+            is_telling: false,
+        };
+        self.connections.insert(id.0, connection);
         let (qid, cntlid) = (request.qid, request.cntlid);
         let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
         self.events.push_back((id, event));
         Ok(())
     }
+}
+
+fn is_request(event: &TargetEvent) -> u64 {
+    u64::from(matches!(event, TargetEvent::Command { .. }))
 }
 
 /// Takes the shared receives that a connection does not need any longer.

@@ -142,6 +142,8 @@ pub struct TargetQueue {
     events: VecDeque<TargetEvent>,
     batch: Vec<SendWork>,
     receive_batch: Vec<RecvWork>,
+    /// Room for a capsule's head. Only bytes of the message at hand are read from it.
+    head: Box<[u8; CAPSULE_HEAD_LEN]>,
     /// Slots without a command, and shared receives that are free again: of a queue without receives of its own.
     free: Vec<u16>,
     returned: Vec<u32>,
@@ -171,6 +173,7 @@ impl TargetQueue {
             events: VecDeque::with_capacity(entries),
             batch: Vec::with_capacity(sends),
             receive_batch: Vec::with_capacity(entries),
+            head: Box::new([0; CAPSULE_HEAD_LEN]),
             free: if config.capsules.is_none() {
                 (0..config.entries).collect()
             } else {
@@ -200,6 +203,12 @@ impl TargetQueue {
     /// The next event.
     pub fn poll_event(&mut self) -> Option<TargetEvent> {
         self.events.pop_front()
+    }
+
+    /// Whether there is an event.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Why the queue has ended.
@@ -338,18 +347,18 @@ impl TargetQueue {
             self.end_slot(index);
             return self.lose(Loss::Violation(Violation::CommandLong));
         }
-        let mut head = [0; CAPSULE_HEAD_LEN];
-        let head_len = usize::try_from(bytes).unwrap_or(0).min(head.len());
+        let most = usize::try_from(bytes).unwrap_or(0).min(CAPSULE_HEAD_LEN);
         // Only commands with data in lists need more than their own bytes.
-        let head = &mut head[..head_len];
-        let (command, rest) = head.split_at_mut(head_len.min(Sqe::LEN));
-        provider.read(&region, offset, command);
-        if is_list(command) {
-            provider.read(&region, offset + 64, rest);
+        let command_len = most.min(Sqe::LEN);
+        provider.read(&region, offset, &mut self.head[..command_len]);
+        let is_list = is_list(&self.head[..command_len]);
+        if is_list {
+            provider.read(&region, offset + 64, &mut self.head[command_len..most]);
         }
+        let head = &self.head[..if is_list { most } else { command_len }];
         let received = usize::try_from(bytes).unwrap_or(0);
         match CommandCapsule::parse_head(head, received, &self.config.limits) {
-            Ok(capsule) => self.take_command(index, head, &capsule),
+            Ok(capsule) => self.take_command(index, &capsule),
             Err(violation) => {
                 self.end_slot(index);
                 self.lose(Loss::Violation(violation));
@@ -357,14 +366,15 @@ impl TargetQueue {
         }
     }
 
-    fn take_command(&mut self, index: u16, head: &[u8], capsule: &CommandCapsule) {
+    /// The command whose head was read last.
+    fn take_command(&mut self, index: u16, capsule: &CommandCapsule) {
         let slot = &mut self.slots[usize::from(index)];
         slot.begin();
         let mut sqe = capsule.sqe;
         if let Ok(data) = &capsule.data {
             sqe = data.for_controller(&sqe);
             slot.key = data.key_to_invalidate().filter(|_| self.config.invalidates);
-            slot.blocks.extend(data.blocks(head));
+            slot.blocks.extend(data.blocks(&self.head[..]));
         }
         self.held += 1;
         // A head pointer names the next entry (Base 2.0, 3.3.1.2).

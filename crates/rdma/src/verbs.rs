@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use raceline_proto::rdma::WorkStatus;
 
+use crate::foreign::Foreign;
+
 /// Names a connection of a provider: an identifier of the connection manager, later with a queue pair. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u32);
@@ -271,6 +273,19 @@ pub trait Provider {
     fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError>;
     /// Ends a registration and frees its memory.
     fn deregister(&mut self, region: Region);
+    /// Registers memory of others, for RDMA WRITEs from it: neither the peer nor a receive reaches it. It is kept until
+    /// [`Self::deregister_foreign`], or until the device is no more. Gives the key for local use.
+    ///
+    /// # Errors
+    /// When the device or the limit of locked memory refuses.
+    fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        let why = format!("the device reads no memory of others ({} bytes)", memory.len());
+        Err(ProviderError { what: "registering memory of others", why })
+    }
+    /// Ends a registration of [`Self::register_foreign`]. No request may be left that reads the memory.
+    fn deregister_foreign(&mut self, lkey: u32) {
+        let _ = lkey;
+    }
     /// Copies out of registered memory.
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]);
     /// Lends a part of registered memory to somebody who fills it.

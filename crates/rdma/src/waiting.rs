@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
     ProviderError, RecvWork, Region, SendWork,
@@ -36,6 +37,14 @@ impl Provider for Box<dyn WaitingDevice> {
 
     fn deregister(&mut self, region: Region) {
         (**self).deregister(region);
+    }
+
+    fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        (**self).register_foreign(memory)
+    }
+
+    fn deregister_foreign(&mut self, lkey: u32) {
+        (**self).deregister_foreign(lkey);
     }
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {

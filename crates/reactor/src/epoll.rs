@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
 use crate::io::{
     AllocateMode, Completion, FileCall, FileId, HandsOver, Io, ListenerId, Outcome, RecvBuffers,
-    SocketId, Token, Wait,
+    SocketId, Token, Wait, room,
 };
 use crate::memory::buffer::{IoBuf, SharedBuf};
 use crate::send::neighbours::Neighbours;
@@ -389,8 +389,8 @@ impl EpollIo {
         for _ in 0..ACCEPTS_PER_POLL {
             let Some(slot) = self.listeners.get(listener) else { return };
             let token = slot.token;
-            let accepted =
-                SockRef::from(&slot.fd).accept().map(|(socket, _)| OwnedFd::from(socket));
+            let accepted = SockRef::from(&slot.fd).accept();
+            let accepted = accepted.and_then(|(socket, _)| room::keep(OwnedFd::from(socket)));
             match &accepted {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if !is_transient_accept_error(error) => {
@@ -412,8 +412,12 @@ impl EpollIo {
         }
     }
 
-    fn resume_accept(&mut self, listener: u32) {
+    fn resume_accept(&mut self, listener: u32, done: &mut Vec<Completion>) {
         if let Some(slot) = self.listeners.get(listener).filter(|slot| !slot.paused) {
+            if let Err(error) = room::probe(slot.fd.as_fd()) {
+                done.push(Completion { token: slot.token, outcome: Outcome::Accepted(Err(error)) });
+                return self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
+            }
             let data = LISTENER << 32 | u64::from(listener);
             if let Err(error) =
                 self.control(libc::EPOLL_CTL_MOD, slot.fd.as_raw_fd(), READABLE, data)
@@ -440,7 +444,7 @@ impl EpollIo {
         while let Some(timer) = self.timers.pop_due(self.now) {
             match timer {
                 Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
-                Timer::Accept(listener) => self.resume_accept(listener),
+                Timer::Accept(listener) => self.resume_accept(listener, done),
                 Timer::Uncork(socket) => self.uncork(socket),
             }
         }

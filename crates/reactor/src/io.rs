@@ -12,6 +12,7 @@ pub(crate) mod file_threads;
 pub(crate) mod nonblocking;
 pub mod nvme;
 pub(crate) mod provided;
+pub mod room;
 pub(crate) mod slab;
 pub mod socket;
 pub(crate) mod socket_option;

@@ -31,6 +31,7 @@ pub use accel::accelerator::{Accelerated, Accelerator, FinishedId, Work, WorkDon
 pub use epoll::{EpollIo, Sleeper};
 pub use io::arrival::Arrival;
 pub use io::busy_poll::WaitPolling;
+pub use io::room;
 pub use io::socket::{self, Socket};
 pub use io::stream::{ByteStream, Interest, Source, StreamListener, StreamProvider};
 pub use io::transport::Transport;
@@ -38,6 +39,8 @@ pub use io::{Completion, Io, Outcome, Token, Wait, nvme, ublk};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
+pub use memory::heap::Heap;
+pub use memory::lasting::LastingMemory;
 pub use memory::parts::{PartPool, PartedBuf};
 pub use send::{Payload, SendBatch, UnsentReader, pages};
 pub use sim::{SimConfig, SimIo, SimWorld};

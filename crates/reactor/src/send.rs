@@ -12,6 +12,7 @@ use self::digested::DigestedPayloads;
 pub use self::payload::Payload;
 use crate::flow::policy::LARGE_BYTES;
 use crate::memory::buffer::SharedBuf;
+use crate::memory::lasting::LastingMemory;
 use crate::memory::stream;
 
 mod digested;
@@ -75,6 +76,7 @@ pub struct UnsentReader<'a> {
     /// Memory that the batch owns, from `at` of the first one on.
     segments: &'a [libc::iovec],
     at: usize,
+    payloads: &'a [Payload],
 }
 
 impl UnsentReader<'_> {
@@ -102,6 +104,33 @@ impl UnsentReader<'_> {
             }
         }
         copied
+    }
+
+    /// Where the next bytes lie that are in one piece, and how many they are.
+    #[inline]
+    #[must_use]
+    pub fn piece(&self) -> Option<(*const u8, usize)> {
+        let segment = self.segments.first()?;
+        let start = segment.iov_base.cast_const().cast::<u8>().wrapping_add(self.at);
+        Some((start, segment.iov_len - self.at))
+    }
+
+    /// Whether there are more than so many bytes.
+    #[inline]
+    #[must_use]
+    pub fn has_more_than(&self, bytes: usize) -> bool {
+        self.segments.len() > 1 || self.piece().is_some_and(|(_, len)| len > bytes)
+    }
+
+    /// The memory around the next bytes, if that lasts: of a pool, or if `pins`, of a region, whose pages stay from now on.
+    #[must_use]
+    pub fn lasting(&self, pins: bool) -> Option<LastingMemory> {
+        let start = self.piece()?.0.addr();
+        let holds = |payload: &&Payload| {
+            let (base, len) = payload.memory();
+            (base.addr()..base.addr() + len).contains(&start)
+        };
+        self.payloads.iter().find(holds)?.lasting(pins)
     }
 
     /// Passes over the next bytes, as many as are ready and at most so many; gives their number.
@@ -372,7 +401,13 @@ impl SendBatch {
     /// Reads the next bytes to send, in order, and leaves them in the batch. For streams of providers that have several
     /// places for them.
     pub fn unsent_reader(&mut self) -> UnsentReader<'_> {
-        UnsentReader { segments: self.describe(), at: 0 }
+        let segments = if self.is_plain() {
+            &self.segments[self.next..]
+        } else {
+            self.describe_part();
+            &self.cut[..]
+        };
+        UnsentReader { segments, at: 0, payloads: &self.payloads }
     }
 
     /// Addresses and lengths of the next bytes to send, in order, as many as are ready, at least one if
@@ -432,11 +467,16 @@ impl SendBatch {
 
     /// The segments that one system call may take.
     fn describe(&mut self) -> &[libc::iovec] {
-        if self.call_bytes_max == usize::MAX && !self.digested.is_used() {
+        if self.is_plain() {
             self.flags = 0;
             return &self.segments[self.next..];
         }
         self.describe_part()
+    }
+
+    /// Whether one system call may take all that is left as it is.
+    fn is_plain(&self) -> bool {
+        self.call_bytes_max == usize::MAX && !self.digested.is_used()
     }
 
     /// The same where it is less than all that is left, or some of it has to be copied first.

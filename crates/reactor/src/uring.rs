@@ -226,7 +226,7 @@ impl UringIo {
         let Some(slot) = self.ops.get_mut(user_data) else { return };
         let fd = match slot.kind() {
             Kind::Connect { fd, .. } => Some(fd.as_raw_fd()),
-            Kind::Accept { listener } => {
+            Kind::Accept { listener, .. } => {
                 self.listeners.get(*listener).map(|slot| slot.fd.as_raw_fd())
             }
             Kind::Recv { socket, .. }
@@ -356,7 +356,7 @@ impl UringIo {
         };
         let token = slot.token();
         match slot.kind() {
-            Kind::Accept { listener } => {
+            Kind::Accept { listener, .. } => {
                 let listener = *listener;
                 self.handle_accept(user_data, listener, result, more, done);
             }
@@ -479,7 +479,7 @@ impl UringIo {
         while let Some(timer) = self.timers.pop_due(self.now) {
             match timer {
                 Timer::Token(token) => done.push(Completion { token, outcome: Outcome::Timer }),
-                Timer::Accept(listener) => self.start_accept(listener),
+                Timer::Accept(listener) => self.resume_accept(listener, done),
                 Timer::Uncork(socket) => self.uncork(socket),
             }
         }
@@ -506,7 +506,7 @@ impl Io for UringIo {
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         let (fd, address) = socket::listen(address, options)?;
-        let slot = ListenerSlot { fd, token, accept: None, closing: false, paused: false };
+        let slot = ListenerSlot::new(fd, token, false);
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         self.start_accept(id);
         Ok((ListenerId(id), address))

@@ -276,6 +276,11 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         calls.push((libc::SYS_socket, vec![family, rtnetlink(2, libc::NETLINK_ROUTE)]));
         calls.extend(argument(libc::SYS_ioctl, 1, INTERFACE_REQUESTS));
     }
+    if policy.generic_netlink {
+        let netlink = |index, value: i32| (index, Is::Value(value.cast_unsigned()));
+        let family = netlink(0, libc::AF_NETLINK);
+        calls.push((libc::SYS_socket, vec![family, netlink(2, libc::NETLINK_GENERIC)]));
+    }
     if policy.rdma {
         let netlink = |index, value: i32| (index, Is::Value(value.cast_unsigned()));
         let family = netlink(0, libc::AF_NETLINK);

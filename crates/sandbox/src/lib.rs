@@ -40,6 +40,8 @@ pub struct Policy {
     /// Whether it may list the network interfaces and their addresses, by rtnetlink(7). With CAP_NET_ADMIN it could
     /// also change them.
     pub interfaces: bool,
+    /// Whether it may ask parts of the kernel by generic netlink, such as the kernel's NBD client.
+    pub generic_netlink: bool,
     /// Whether it may drive RDMA devices whose libraries are loaded: their requests, and the kernel's list of them. Which
     /// devices, the files say.
     pub rdma: bool,

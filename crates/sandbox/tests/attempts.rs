@@ -172,7 +172,7 @@ fn child(name: &str, side: &str, folder: &Path) -> ExitCode {
 }
 
 /// As an export of a file has it, with a folder in place of the file. Attempts whose names begin with "daemon" have
-/// what a daemon has.
+/// what a daemon has; those of a daemon "with disks" also what it has where the kernel's module nbd is.
 fn policy(name: &str, place: &Place) -> Policy {
     let is_daemon = name.starts_with("daemon");
     Policy {
@@ -186,6 +186,7 @@ fn policy(name: &str, place: &Place) -> Policy {
         listens: if is_daemon { None } else { Some(vec![place.port()]) },
         abstract_sockets: false,
         interfaces: is_daemon,
+        generic_netlink: name.starts_with("daemon with disks"),
         rdma: is_daemon,
         counters: is_daemon,
         keyrings: is_daemon,

@@ -120,7 +120,7 @@ pub use rdma::{
     OpenDevice, RdmaConfig, RdmaDeviceStats, RdmaStreams, SHARED_RECEIVES, load_rdma_libraries,
 };
 pub use records::counters::QueueTotals;
-pub use records::limited::Weight;
+pub use records::limited::{HostLimit, Weight};
 pub use records::placement::PlacementPolicy;
 pub use records::registered::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};
 pub use records::throttle::{DEFAULT_BURST, MAX_BURST, QosLimits, Throttle};

@@ -13,7 +13,7 @@
 //! | from the controller | to the host |
 //! |---|---|
 //! | R2T | RDMA READ |
-//! | C2HData | into registered memory; an RDMA WRITE, posted before the response |
+//! | C2HData | an RDMA WRITE from where the data are, posted before the response; from a copy, where the device does not know that memory |
 //! | CapsuleResp | response capsule |
 //!
 //! A [`hub::Hub`] is what a listener has of its device: queue pairs, registered memory within a budget, and the
@@ -25,6 +25,7 @@ mod config;
 mod hub;
 mod line;
 mod listener;
+mod places;
 mod streams;
 
 pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};

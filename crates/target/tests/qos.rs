@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
+#[path = "common/rates.rs"]
+mod rates;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,7 +14,8 @@ use common::{
 };
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{Direction, NamespaceId, Sqe, Status};
-use raceline_target::{NamespaceConfig, QosLimits, Target};
+use raceline_target::{HostLimit, NamespaceConfig, QosLimits, Target};
+use rates::{ios, keeps};
 
 const BS: u32 = 512;
 
@@ -32,10 +35,6 @@ fn start(cores: usize) -> (Target, SocketAddr, RawHost, RawHost) {
 fn limit(target: &Target, nsid: u32, limits: QosLimits) {
     let throttle = target.throttle(limits).unwrap();
     target.set_namespace_limits(&nqn(), NamespaceId(nsid), Some(throttle)).unwrap();
-}
-
-fn ios(rate: u64) -> QosLimits {
-    QosLimits { rw_ios_per_sec: rate, ..QosLimits::default() }
 }
 
 /// Keeps `depth` commands of a namespace under way for a time; gives how many were answered in it.
@@ -87,21 +86,6 @@ fn load(
     answered
 }
 
-/// Whether a rate is kept: never exceeded, and reached. A busy machine stops this host for longer than the burst of a
-/// limit, so the host has some tries to reach it.
-fn keeps(expected: u64, slack: u64, mut measure: impl FnMut() -> u64) {
-    let mut all = Vec::new();
-    for _ in 0..8 {
-        let answered = measure();
-        assert!(answered <= expected + slack, "{answered} of {expected}");
-        if answered + slack >= expected {
-            return;
-        }
-        all.push(answered);
-    }
-    panic!("the rate of {expected} is not reached: {all:?}");
-}
-
 #[test]
 fn rates_of_reads_and_writes_of_every_way_are_kept() {
     let (target, _, _admin, mut queue) = start(1);
@@ -150,10 +134,11 @@ fn limits_of_a_host_and_of_the_subsystem_count_for_all_namespaces() {
     let (target, _, _admin, mut queue) = start(1);
     let second = Duration::from_secs(1);
     let of_host = target.throttle(ios(200)).unwrap();
-    target.set_host_limits(&[(vec![host_nqn()], of_host)]).unwrap();
+    let of = |host, throttle| HostLimit { hosts: vec![host], initiators: Vec::new(), throttle };
+    target.set_host_limits(vec![of(host_nqn(), of_host)]).unwrap();
     keeps(200, 10, || load(&mut queue, 2, io::READ, 512, 4, second));
     let of_others = target.throttle(ios(1)).unwrap();
-    target.set_host_limits(&[(vec![nqn()], of_others)]).unwrap();
+    target.set_host_limits(vec![of(nqn(), of_others)]).unwrap();
     let quick = Duration::from_millis(200);
     assert!(load(&mut queue, 2, io::READ, 512, 4, quick) > 200, "another host's limit");
     let whole = target.throttle(ios(100)).unwrap();

@@ -498,3 +498,53 @@ fn registrants_stay_when_one_of_the_two_is_removed_and_comes_again() {
     assert_eq!(initiator.test_unit_ready(0).sense, Some(REGISTRATION_PREEMPTED));
     bed.target.shutdown().unwrap();
 }
+
+// ------------------------------------------------------------------------------- hand-over
+
+/// Another target over the same device, as in a process that takes the place of this one.
+#[test]
+fn a_target_goes_on_with_the_reservations_of_another_one() {
+    let device = ram("1M");
+    let first = Bed::over(&device);
+    let (mut initiator, mut late) = (first.initiator(1), first.initiator(2));
+    let mut host = first.host(3);
+    register(&mut initiator, ONE);
+    ok(host.register(key(3)));
+    initiator.reserve_out(1, scsi(Kind::WriteExclusiveRegistrantsOnly), ONE, 0).good();
+    let report = host.report();
+    let handed = first.target.suspend(Duration::from_secs(10)).unwrap();
+    // The initiator is served until its session ends, and changes nothing of which nobody would learn.
+    const BUSY: u8 = 8;
+    assert_eq!(late.reserve_out(0, 0, 0, TWO).status, BUSY);
+    late.read(0, 0, 1).good();
+    let of_namespace = first.target.reservations(&nqn(), NamespaceId(1)).unwrap();
+    let of_lun = first.target.iscsi().reservations(TARGET, 0).unwrap();
+    assert_eq!((of_namespace.registrants.len(), &*of_namespace), (2, &of_lun));
+    for by_lun in [false, true] {
+        let second = Bed::over(&device);
+        if by_lun {
+            second.target.iscsi().restore_reservations(TARGET, 0, of_lun.clone()).unwrap();
+        } else {
+            let state = of_namespace.as_ref().clone();
+            second.target.restore_reservations(&nqn(), NamespaceId(1), state).unwrap();
+        }
+        let (mut same, mut stranger) = (second.initiator(1), second.initiator(2));
+        let mut same_host = second.host(3);
+        assert_eq!(same_host.report(), report);
+        assert_eq!(rights_of(&mut same, 1), (true, true));
+        assert_eq!(rights_of(&mut stranger, 2), (true, false));
+        assert_eq!(rights_of_host(&mut same_host, 3), (true, true));
+        assert_eq!(rights_of_host(&mut second.host(4), 4), (true, false));
+        // The next change is made of what has gone over.
+        register(&mut stranger, TWO);
+        assert_eq!(same_host.report().0, report.0 + 1);
+        assert_eq!(same_host.report().2.len(), 3);
+        second.target.shutdown().unwrap();
+    }
+    // Nothing comes of it: the first goes on.
+    drop(handed);
+    first.target.resume();
+    register(&mut late, TWO);
+    assert_eq!(host.report().2.len(), 3);
+    first.target.shutdown().unwrap();
+}

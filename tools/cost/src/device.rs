@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_host::RdmaDevices;
+use raceline_rdma::Foreign;
 use raceline_rdma::fake::{FakeDevice, Network};
 use raceline_rdma::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
@@ -68,6 +69,14 @@ impl Provider for Device {
 
     fn deregister(&mut self, region: Region) {
         self.0.deregister(region);
+    }
+
+    fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        self.0.register_foreign(memory)
+    }
+
+    fn deregister_foreign(&mut self, lkey: u32) {
+        self.0.deregister_foreign(lkey);
     }
 
     fn read(&self, region: &Region, offset: u32, into: &mut [u8]) {

@@ -291,10 +291,11 @@ impl Export {
     }
 }
 
-/// Listeners with a simulated device.
+/// Listeners with a simulated device, which reads the memory of the namespace where it is.
 fn rdma_streams(network: Network, config: &TargetConfig) -> Arc<RdmaStreams> {
     let open = move |_| Ok(Box::new(Device(network.add_device())) as _);
-    Arc::new(RdmaStreams::over(RdmaConfig::of(config), open))
+    let config = RdmaConfig { reads_regions: true, ..RdmaConfig::of(config) };
+    Arc::new(RdmaStreams::over(config, open))
 }
 
 /// Configures the target on another thread, because these calls block.

@@ -14,8 +14,9 @@ use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::SimWorld;
 use raceline_target::{
-    HostAccess, InitiatorGroupConfig, LunConfig, ManualCore, NamespaceConfig, PortalGroupConfig,
-    PortalMap, QosLimits, SubsystemConfig, Target, TargetError, TargetNodeConfig,
+    HostAccess, HostLimit, InitiatorGroupConfig, LunConfig, ManualCore, NamespaceConfig,
+    PortalGroupConfig, PortalMap, QosLimits, SubsystemConfig, Target, TargetError,
+    TargetNodeConfig,
 };
 
 use crate::command::nsid_of;
@@ -28,6 +29,8 @@ use crate::secrets;
 /// How long, in real time, a step of a control call may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The name of the initiators of iSCSI.
+pub const ISCSI_INITIATOR: &str = "iqn.2026-01.io.raceline:sim-initiator";
 /// The target node of iSCSI, if there is one.
 pub const ISCSI_TARGET: &str = "iqn.2026-01.io.raceline:sim";
 
@@ -190,7 +193,7 @@ impl SimTarget {
         Ok(())
     }
 
-    /// Limits the first namespace, and the first host.
+    /// Limits the first namespace, and the first host together with the initiators.
     fn limit(&mut self, limits: QosLimits) -> Result<(), String> {
         let nqn = self.nqn.clone();
         self.call(&[Step::All], move |target| {
@@ -200,7 +203,8 @@ impl SimTarget {
         let host = secrets::host_nqn(0)?;
         self.call(&[Step::All], move |target| {
             let throttle = target.throttle(limits)?;
-            target.set_host_limits(&[(vec![host], throttle)])
+            let initiators = vec![ISCSI_INITIATOR.to_owned()];
+            target.set_host_limits(vec![HostLimit { hosts: vec![host], initiators, throttle }])
         })
     }
 

@@ -21,9 +21,9 @@ use raceline_proto::reservation::{
 };
 use raceline_reactor::sim::Random;
 use raceline_reactor::{SimConfig, SimWorld};
-use raceline_target::TargetConfig;
+use raceline_target::{QosLimits, TargetConfig};
 
-use crate::control::{ISCSI_TARGET, SimTarget};
+use crate::control::{ISCSI_INITIATOR, ISCSI_TARGET, SimTarget};
 use crate::plan::Plan;
 use crate::secrets;
 use host::Host;
@@ -43,7 +43,6 @@ const DEPTH: usize = 6;
 const SESSIONS: usize = 2;
 /// Virtual time in which a part of a run must be done.
 const PATIENCE: Duration = Duration::from_secs(60);
-const INITIATOR: &str = "iqn.2026-01.io.raceline:sim-initiator";
 /// Bytes of a Reservation Report.
 const REPORT: usize = 1024;
 const UNIT_ATTENTION: u8 = 6;
@@ -72,6 +71,16 @@ pub fn run(seed: u64) -> Result<Seen, String> {
     run.until("nothing is left", |run| run.world.elapsed() >= rest)?;
     run.oracle.finish(&run.target.landings())?;
     run.end()
+}
+
+/// In every third run the host and the sessions share limits, so that commands of either wait.
+fn limits(random: &mut Random) -> Option<QosLimits> {
+    (random.below(3) == 0).then(|| QosLimits {
+        rw_ios_per_sec: 100 + random.below(2000),
+        w_bytes_per_sec: (64 << 10) + random.below(4 << 20),
+        burst: Duration::from_millis(random.below(20)),
+        ..QosLimits::default()
+    })
 }
 
 /// A change of reservations, or a report of them, that is under way.
@@ -147,7 +156,7 @@ impl Run {
             device_delay: Duration::from_micros(random.below(2000)),
             copy_reads: true,
             reauthenticate_after: None,
-            limits: None,
+            limits: limits(&mut random),
             weight: None,
             ..Plan::new(seed, 1).without_faults()
         };
@@ -187,7 +196,7 @@ impl Run {
     }
 
     fn new_session(&self, index: usize) -> Result<Session, String> {
-        let names = (INITIATOR, ISCSI_TARGET, number(index));
+        let names = (ISCSI_INITIATOR, ISCSI_TARGET, number(index));
         Session::start(self.world.io(), self.iscsi, names, self.digests)
     }
 
@@ -381,7 +390,7 @@ fn number(index: usize) -> u32 {
 
 fn nexus(index: usize) -> Nexus {
     Nexus {
-        initiator: INITIATOR.to_owned(),
+        initiator: ISCSI_INITIATOR.to_owned(),
         isid: isid(number(index)).0,
         target: ISCSI_TARGET.to_owned(),
         port: Port { group: 1, relative: 1 },

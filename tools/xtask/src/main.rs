@@ -36,6 +36,7 @@ mod test_cu;
 mod unit;
 mod wire;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -95,6 +96,9 @@ enum Verb {
         /// Seconds for each.
         #[arg(long, default_value_t = FUZZ_SECONDS)]
         seconds: u64,
+        /// Run the target once, with the input in this file, as a failure left it.
+        #[arg(long, value_name = "FILE", requires = "target", conflicts_with = "seconds")]
+        repeat: Option<PathBuf>,
     },
     /// Run the tests in which engines own memory under AddressSanitizer.
     Asan,
@@ -195,14 +199,21 @@ fn run(verb: Verb) -> Result<bool> {
                 (false, true) => Which::All,
                 (false, false) => Which::Usual,
             };
+            if only.is_empty() {
+                tree.build_together();
+            }
             step::run(step::select(steps(&tree), &only, which)?)
         }
         Verb::Lint => {
             let only = ["format", "clippy", "tidy"].map(str::to_owned);
             step::run(step::select(steps(&tree), &only, Which::Usual)?)
         }
-        Verb::Fuzz { target, seconds } => {
-            one("fuzz", Box::new(|| fuzz::run(&tree, target.as_deref(), seconds)))
+        Verb::Fuzz { target: Some(name), repeat: Some(input), .. } => {
+            one("fuzz", Box::new(|| fuzz::repeat(&tree, &name, &input)))
+        }
+        Verb::Fuzz { target, seconds, .. } => {
+            let build = fuzz::Build::Fast;
+            one("fuzz", Box::new(|| fuzz::run(&tree, target.as_deref(), seconds, build)))
         }
         Verb::Asan => one("asan", Box::new(|| asan::run(&tree))),
         Verb::Sim { seeds, seed, rest } => {
@@ -231,7 +242,7 @@ fn run(verb: Verb) -> Result<bool> {
             true
         }
         Verb::RpcDocs => {
-            rpc_docs::write(&tree.root)?;
+            rpc_docs::write(&tree)?;
             true
         }
         Verb::Interop { kernel, part, peer } => {
@@ -271,7 +282,7 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
         step("format", "cargo fmt --check", true, Box::new(|| lint::format(root))),
         step("tidy", "this repository's own rules", true, Box::new(|| lint::tidy(root))),
         step("clippy", "cargo clippy, warnings denied", true, Box::new(|| lint::clippy(root))),
-        step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(root))),
+        step("rpc-docs", "docs/RPC.md says what is", true, Box::new(|| rpc_docs::check(tree))),
         step("c-header", "raceline.h says what is", true, Box::new(|| capi::check_header(root))),
         step(
             "supply-chain",
@@ -279,19 +290,19 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             true,
             Box::new(|| package::run_supply_chain(tree)),
         ),
-        step("service", "systemd judges the service", true, Box::new(|| packaging::run(root))),
+        step("service", "systemd judges the service", true, Box::new(|| packaging::run(tree))),
         step("unit", "cargo test --workspace", true, Box::new(|| unit::run(tree))),
-        step(
-            "sim",
-            "seeded simulations",
-            true,
-            Box::new(|| simulate(tree, &["--seeds".to_owned(), SIM_SEEDS.to_string()])),
-        ),
         step(
             "build",
             "cargo build --release",
             true,
             Box::new(|| tree.binary().map(|_| Outcome::Passed(String::new()))),
+        ),
+        step(
+            "sim",
+            "seeded simulations",
+            true,
+            Box::new(|| simulate(tree, &["--seeds".to_owned(), SIM_SEEDS.to_string()])),
         ),
         step(
             "cost",
@@ -315,7 +326,8 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
     steps.extend(outside_steps(tree));
     // From here on two at a time: an emulated machine uses one core, and the others wait for the most part. The longest
     // begins first.
-    let action = Box::new(|| fuzz::run(tree, None, FUZZ_SECONDS_OF_TEST));
+    let build = fuzz::Build::Short;
+    let action = Box::new(move || fuzz::run(tree, None, FUZZ_SECONDS_OF_TEST, build));
     let fuzz = step("fuzz", "every fuzz target for a short time", false, action);
     steps.push(Step { beside: true, ..fuzz });
     steps.extend(kernel_steps(tree));
@@ -541,11 +553,11 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
 }
 
 fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
-    let args = ["run", "--quiet", "--release", "--package", "sim", "--"];
     // A campaign takes as long as its seeds do, or as `--minutes` says.
     let seeds = words.iter().skip_while(|word| *word != "--seeds").nth(1);
     let many = seeds.and_then(|seeds| seeds.parse().ok()).is_some_and(|n: u64| n > SIM_MANY);
     let limit_s = if many { CAMPAIGN_LIMIT_S } else { SIM_LIMIT_S };
-    Task::new("cargo").args(args).args(words).dir(&tree.root).limit(limit_s).echo().check()?;
+    let program = tree.program("sim")?;
+    Task::new(program).args(words).dir(&tree.root).limit(limit_s).echo().check()?;
     Ok(Outcome::Passed(words.join(" ")))
 }

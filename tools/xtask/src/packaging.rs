@@ -7,11 +7,14 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use crate::child::{Task, has_program};
+use crate::raceline::Tree;
 use crate::step::{Checks, Outcome};
 
 const UNIT: &str = "packaging/raceline.service";
 /// All services that are judged.
 const UNITS: [&str; 2] = [UNIT, "packaging/raceline-disk@.service"];
+/// The drop-in for NVMe/RDMA.
+const RDMA: &str = "packaging/raceline-rdma.conf";
 /// Where the program lists the system calls that it keeps.
 const CALLS: &str = "crates/sandbox/src/calls.rs";
 /// The program of systemd that judges units.
@@ -33,7 +36,8 @@ const TO_ENTER: [&str; 4] =
 const MOST_NESTED: usize = 8;
 
 /// Runs all checks of the step.
-pub(crate) fn run(root: &Path) -> Result<Outcome> {
+pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
+    let root = &tree.root;
     if !has_program(ANALYZE) {
         return Ok(Outcome::Skipped(format!("missing: {ANALYZE} (package systemd)")));
     }
@@ -46,6 +50,17 @@ pub(crate) fn run(root: &Path) -> Result<Outcome> {
     let mut checks = Checks::default();
     for unit in UNITS {
         checks.run(unit, || exposure(root, unit));
+    }
+    let with_rdma = tree.scratch("service")?;
+    for unit in UNITS {
+        checks.run(&format!("{unit} with {RDMA}"), || {
+            // A file with two sections of a name is read as a unit with its drop-in.
+            let [text, more] =
+                [unit, RDMA].map(|file| fs::read_to_string(root.join(file)).context(file));
+            let whole = with_rdma.join(Path::new(unit).file_name().context(unit)?);
+            fs::write(&whole, text? + &more?)?;
+            exposure(root, &whole.to_string_lossy())
+        });
     }
     checks.run("system-calls", || system_calls(root));
     checks.outcome()

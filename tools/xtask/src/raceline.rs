@@ -1,6 +1,6 @@
 //! The built `raceline` program: its path, its verbs, and a running target.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,9 @@ use serde_json::Value;
 use crate::child::{Ended, Running, Task, tail};
 
 /// Time for a release build with empty caches on two cores, in seconds.
-const BUILD_LIMIT_S: u64 = 1200;
+const BUILD_LIMIT_S: u64 = 1800;
+/// The packages whose programs the steps of `cargo xtask test` run.
+const PROGRAMS: [&str; 3] = ["raceline", "cost", "sim"];
 /// Time from the start of a target to its ready line, in seconds.
 const READY_LIMIT_S: u64 = 20;
 /// Time from SIGTERM to the end of a target, in seconds.
@@ -25,6 +27,18 @@ pub(crate) struct Tree {
     /// Where build results go; test files go into `xtask` in it.
     pub(crate) target: PathBuf,
     binary: OnceCell<PathBuf>,
+    /// Whether the release builds of all programs are made at once, and whether that was done.
+    together: Cell<Together>,
+}
+
+/// How the release builds of [`PROGRAMS`] are made.
+#[derive(Clone, Copy)]
+enum Together {
+    /// Each alone, when it is wanted.
+    No,
+    /// All of them when the first is wanted.
+    Wanted,
+    Done,
 }
 
 impl Tree {
@@ -36,7 +50,8 @@ impl Tree {
             Some(dir) => root.join(dir),
             None => root.join("target"),
         };
-        Ok(Self { root, target, binary: OnceCell::new() })
+        let together = Cell::new(Together::No);
+        Ok(Self { root, target, binary: OnceCell::new(), together })
     }
 
     /// A folder for the files of one test, empty.
@@ -49,16 +64,50 @@ impl Tree {
         Ok(dir)
     }
 
+    /// Lets one call of cargo make the release builds of all programs. A call for each would choose the features of shared
+    /// crates anew, and so compile most of them again; the program `raceline` is the same either way.
+    pub(crate) fn build_together(&self) {
+        self.together.set(Together::Wanted);
+    }
+
+    /// The release build of the program of a package of the same name.
+    pub(crate) fn program(&self, package: &str) -> Result<PathBuf> {
+        let alone = [package];
+        let packages = match self.together.get() {
+            Together::No => &alone[..],
+            Together::Wanted => &PROGRAMS[..],
+            Together::Done => &[],
+        };
+        if !packages.is_empty() {
+            let packages = packages.iter().flat_map(|package| ["--package", package]);
+            let args = ["build", "--quiet", "--release", "--locked"].into_iter().chain(packages);
+            Task::new("cargo").args(args).dir(&self.root).limit(BUILD_LIMIT_S).echo().check()?;
+            if matches!(self.together.get(), Together::Wanted) {
+                self.together.set(Together::Done);
+            }
+        }
+        let program = self.target.join("release").join(package);
+        ensure!(program.is_file(), "the build left no {}", program.display());
+        Ok(program)
+    }
+
     /// The release build of `raceline`, built once.
     pub(crate) fn binary(&self) -> Result<&Path> {
         if let Some(binary) = self.binary.get() {
             return Ok(binary);
         }
-        let args = ["build", "--quiet", "--release", "--package", "raceline"];
-        Task::new("cargo").args(args).dir(&self.root).limit(BUILD_LIMIT_S).echo().check()?;
-        let binary = self.target.join("release/raceline");
-        ensure!(binary.is_file(), "the build left no {}", binary.display());
+        let binary = self.program("raceline")?;
         Ok(self.binary.get_or_init(|| binary))
+    }
+
+    /// An example of any package, built for development with the features that the unit tests have, so that these and the
+    /// example share every crate.
+    pub(crate) fn example(&self, name: &str) -> Result<PathBuf> {
+        let args = ["build", "--quiet", "--workspace", "--locked", "--example", name];
+        Task::new("cargo").args(args).dir(&self.root).limit(BUILD_LIMIT_S).echo().check()?;
+        let program = self.target.join("debug/examples").join(name);
+        ensure!(program.is_file(), "the build left no {}", program.display());
+        Ok(program)
     }
 
     /// A verb of `raceline`, to be run.

@@ -42,6 +42,7 @@ const NEEDS: &[Need] = &[
     Need { program: "systemd-sysusers", package: "systemd", steps: "packages" },
     Need { program: "rpm", package: "rpm", steps: "packages" },
     Need { program: "systemd-socket-activate", package: "systemd", steps: "tests" },
+    Need { program: "faketime", package: "faketime", steps: "tests" },
     Need { program: "debootstrap", package: "debootstrap", steps: "clean-roots" },
     Need { program: "systemd-nspawn", package: "systemd-container", steps: "clean-roots" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },

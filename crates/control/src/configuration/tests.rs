@@ -95,10 +95,10 @@ fn all_that_cannot_be_made_is_named_at_once() {
 
 #[test]
 fn a_long_list_of_refusals_is_cut_and_counted() {
-    let calls = vec![r#"{"method": "nbd_start_disk"}"#; 130].join(",");
-    let text = format!(r#"{{"subsystems": [{{"subsystem": "nbd", "config": [{calls}]}}]}}"#);
+    let calls = vec![r#"{"method": "fsdev_aio_create"}"#; 130].join(",");
+    let text = format!(r#"{{"subsystems": [{{"subsystem": "fsdev", "config": [{calls}]}}]}}"#);
     let refused = look_at(&text).refused.unwrap();
-    assert_eq!(refused.matches("nbd_start_disk").count(), 100);
+    assert_eq!(refused.matches("fsdev_aio_create").count(), 100);
     assert!(refused.ends_with("; and 30 more"), "{refused}");
 }
 

@@ -11,13 +11,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::NamespaceId;
+use raceline_proto::reservation::Reservations;
 use raceline_reactor::inheritance;
 use raceline_target::{HandOver, Target};
+use uuid::Uuid;
 
 use super::wire::Wire;
 use super::{
-    FORM, FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, TakeOverError,
+    FORM, FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, Reserved,
+    TakeOverError,
 };
+use crate::manager::nvmf::DEFAULT_TARGET;
 use crate::manager::{Manager, Phase};
 use crate::ptpl;
 
@@ -118,7 +122,7 @@ fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, 
     let _changes = manager.hold_changes();
     if manager.model().disks.any_is_there() {
         return Err(refused(
-            "it serves disks (vhost_get_controllers, ublk_get_disks), which only one process can: end them first, or \
+            "it serves disks (vhost_get_controllers, ublk_get_disks, nbd_get_disks), which only one process can: end them first, or \
              restart the daemon",
         ));
     }
@@ -232,6 +236,20 @@ fn offered(manager: &Manager, descriptors: Vec<String>) -> Offered {
     }
 }
 
+/// Reservations, if there are or were any, as the successor needs them.
+fn handed(
+    of: Reserved,
+    kept: &Reservations,
+    uuid: Uuid,
+) -> Result<Option<HandedReservations>, TakeOverError> {
+    if kept.registrants.is_empty() && kept.generation == 0 {
+        return Ok(None);
+    }
+    let content = ptpl::encode(kept, uuid).map_err(refused)?;
+    let content = String::from_utf8(content).map_err(refused)?;
+    Ok(Some(HandedReservations { of, generation: kept.generation, content }))
+}
+
 /// All targets at rest. Dropped, they go on.
 struct Suspended {
     targets: BTreeMap<String, (Arc<Target>, HandOver)>,
@@ -285,18 +303,23 @@ impl Suspended {
                     // A namespace that is missing has none.
                     let kept = cores.reservations(nqn, NamespaceId(*nsid));
                     let Ok(kept) = kept else { continue };
-                    if kept.registrants.is_empty() && kept.generation == 0 {
-                        continue;
-                    }
-                    let content = ptpl::encode(&kept, namespace.uuid).map_err(refused)?;
-                    all.push(HandedReservations {
-                        target: name.clone(),
-                        nqn: nqn.as_str().to_owned(),
-                        nsid: *nsid,
-                        generation: kept.generation,
-                        content: String::from_utf8(content).map_err(refused)?,
-                    });
+                    let (target, nqn, nsid) = (name.clone(), nqn.as_str().to_owned(), *nsid);
+                    let of = Reserved::Namespace { target, nqn, nsid };
+                    all.extend(handed(of, &kept, namespace.uuid)?);
                 }
+            }
+        }
+        let cores = self.targets.get(DEFAULT_TARGET).map(|(cores, _)| cores);
+        let nodes = cores.into_iter().flat_map(|cores| {
+            model.iscsi.nodes.iter().map(move |(name, node)| (cores, name, node))
+        });
+        for (cores, name, node) in nodes {
+            for number in node.luns.keys() {
+                // A LUN that is missing has none.
+                let kept = cores.iscsi().reservations(name, *number);
+                let Ok(kept) = kept else { continue };
+                let of = Reserved::Lun { node: name.clone(), number: *number };
+                all.extend(handed(of, &kept, Uuid::nil())?);
             }
         }
         Ok(all)

@@ -12,10 +12,11 @@ use raceline_target::Target;
 use super::late::LateJournal;
 use super::wire::Wire;
 use super::{
-    FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, TakeOverError,
-    socket_of,
+    FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, Reserved,
+    TakeOverError, socket_of,
 };
 use crate::manager::catalogue::{Catalogue, Record};
+use crate::manager::nvmf::DEFAULT_TARGET;
 use crate::manager::{Manager, ManagerConfig};
 use crate::ptpl;
 
@@ -161,9 +162,17 @@ fn restore(
     targets: &[(String, Arc<Target>)],
     handed: &HandedReservations,
 ) -> Result<(), TakeOverError> {
-    let target = target(targets, &handed.target)?;
-    let nqn = Nqn::new(&handed.nqn).map_err(unable)?;
     let kept = ptpl::decode_any(handed.content.as_bytes()).map_err(unable)?;
     let reservations = Reservations { generation: handed.generation, ..kept };
-    target.restore_reservations(&nqn, NamespaceId(handed.nsid), reservations).map_err(unable)
+    let restored = match &handed.of {
+        Reserved::Namespace { target: name, nqn, nsid } => {
+            let (target, nqn) = (target(targets, name)?, Nqn::new(nqn).map_err(unable)?);
+            target.restore_reservations(&nqn, NamespaceId(*nsid), reservations)
+        }
+        Reserved::Lun { node, number } => {
+            let target = target(targets, DEFAULT_TARGET)?;
+            target.iscsi().restore_reservations(node, *number, reservations)
+        }
+    };
+    restored.map_err(unable)
 }

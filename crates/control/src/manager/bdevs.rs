@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use raceline_bdev::{Bdev as _, BdevInfo, DeviceStats, NamedBdev, SharedBdev};
 use raceline_proto::nvme::Nqn;
-use raceline_target::QosLimits;
+use raceline_target::{QosLimits, Target, Throttle};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -223,6 +223,8 @@ pub struct Bdevs {
     last: u64,
     /// The limits of devices that have any, also of those that are away.
     limits: BTreeMap<String, QosLimits>,
+    /// What enforces them: one for all namespaces and LUNs over a device.
+    throttles: Mutex<BTreeMap<String, Throttle>>,
 }
 
 impl Bdevs {
@@ -269,12 +271,32 @@ impl Bdevs {
         self.limits.get(name).copied().unwrap_or_default()
     }
 
+    /// What enforces the limits of the device of that name; `None`: it has none.
+    pub(super) fn throttle(
+        &self,
+        cores: &Target,
+        name: &str,
+    ) -> Result<Option<Throttle>, ManagerError> {
+        let limits = self.limits(name);
+        if limits.is_unlimited() {
+            return Ok(None);
+        }
+        let mut throttles = self.throttles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = throttles.get(name) {
+            return Ok(Some(known.clone()));
+        }
+        let throttle = cores.throttle(limits)?;
+        throttles.insert(name.to_owned(), throttle.clone());
+        Ok(Some(throttle))
+    }
+
     /// The devices with limits, by name.
     pub fn all_limits(&self) -> impl Iterator<Item = (&String, &QosLimits)> {
         self.limits.iter()
     }
 
     pub(super) fn set_limits(&mut self, name: &str, limits: QosLimits) {
+        self.throttles.get_mut().unwrap_or_else(PoisonError::into_inner).remove(name);
         if limits.is_unlimited() {
             self.limits.remove(name);
         } else {

@@ -41,6 +41,8 @@ pub enum Section {
     VhostBlk,
     /// Disks of the kernel.
     Ublk,
+    /// Disks of the kernel's NBD client.
+    Nbd,
     /// Targets over vfio-user: not here.
     #[serde(rename = "vfio_user_target")]
     VfioUserTarget,
@@ -48,7 +50,7 @@ pub enum Section {
 
 impl Section {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Vmd,
         Self::Keyring,
         Self::Iobuf,
@@ -61,6 +63,7 @@ impl Section {
         Self::Iscsi,
         Self::VhostBlk,
         Self::Ublk,
+        Self::Nbd,
         Self::VfioUserTarget,
     ];
 
@@ -80,6 +83,7 @@ impl Section {
             Self::Iscsi => "iscsi",
             Self::VhostBlk => "vhost_blk",
             Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
             Self::VfioUserTarget => "vfio_user_target",
         }
     }
@@ -99,7 +103,7 @@ impl Section {
     /// Whether clients are shown it only where it has calls: most daemons have no disks, and what is absent has none.
     #[must_use]
     pub fn is_shown_with_calls(self) -> bool {
-        self.is_absent() || matches!(self, Self::VhostBlk | Self::Ublk)
+        self.is_absent() || matches!(self, Self::VhostBlk | Self::Ublk | Self::Nbd)
     }
 
     /// The sections that must come before it.
@@ -113,7 +117,7 @@ impl Section {
             Self::Bdev => &[Self::Accel, Self::Iobuf, Self::Sock, Self::Keyring],
             Self::Nvmf => &[Self::Bdev, Self::Keyring, Self::Sock],
             Self::Iscsi => &[Self::Bdev, Self::Sock],
-            Self::VhostBlk | Self::Ublk => &[Self::Bdev],
+            Self::VhostBlk | Self::Ublk | Self::Nbd => &[Self::Bdev],
         }
     }
 }

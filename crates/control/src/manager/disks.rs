@@ -1,8 +1,10 @@
-//! Disks of this machine and of its virtual machines: devices that the daemon shows by vhost-user-blk and by ublk.
+//! Disks of this machine and of its virtual machines: devices that the daemon shows by vhost-user-blk, by ublk and by NBD.
 //!
 //! A disk has cores of its own beside those of targets, and is the exclusive user of its device. Where the device is
 //! removed, the disk ends before it. Where the device only goes away, the disk ends as well, and is made again when the
 //! device comes back. A disk of the configuration that cannot be made at the start waits in the same way.
+
+mod nbd;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use serde_json::json;
 use super::bdevs::Claim;
 use super::catalogue::{Entry, Key, Section};
 use super::{Change, Manager, ManagerError};
+pub use nbd::{NbdDisk, START_NBD};
 
 /// The method that makes a disk for a virtual machine.
 pub const CREATE_VHOST: &str = "vhost_create_blk_controller";
@@ -43,6 +46,8 @@ pub struct Disks {
     pub vhost: BTreeMap<String, VhostDisk>,
     /// Those of the kernel, once they are possible.
     pub ublk: Option<UblkTarget>,
+    /// Those of the kernel's NBD client by their numbers.
+    pub nbd: BTreeMap<u32, NbdDisk>,
 }
 
 /// What a disk for a virtual machine is made of.
@@ -121,7 +126,9 @@ impl Disks {
     #[must_use]
     pub fn any_is_there(&self) -> bool {
         let mut ublk = self.ublk.iter().flat_map(|target| target.disks.values());
-        self.vhost.values().any(VhostDisk::is_there) || ublk.any(UblkDisk::is_there)
+        self.vhost.values().any(VhostDisk::is_there)
+            || ublk.any(UblkDisk::is_there)
+            || self.nbd.values().any(NbdDisk::is_there)
     }
 
     /// Has the users of disks learn of devices that have grown.
@@ -135,6 +142,14 @@ impl Disks {
                 Err(error) => tracing::warn!("{}: {error}", disk.path()),
             }
         }
+        for (index, disk) in &mut self.nbd {
+            let path = raceline_nbd::path(*index);
+            match disk.disk.as_mut().map_or(Ok(None), raceline_nbd::Disk::follow_size) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => tracing::info!("{path} has {bytes} bytes now"),
+                Err(error) => tracing::warn!("{path}: {error}"),
+            }
+        }
     }
 }
 
@@ -146,6 +161,7 @@ pub(super) fn end_all(disks: Disks) {
     disks.vhost.into_values().filter_map(|disk| disk.server).for_each(Server::stop);
     let ublk = disks.ublk.into_iter().flat_map(|target| target.disks.into_values());
     ublk.filter_map(|disk| disk.disk).for_each(stop_ublk);
+    disks.nbd.into_values().filter_map(|disk| disk.disk).for_each(nbd::stop);
 }
 
 fn stop_ublk(disk: Disk) {
@@ -449,6 +465,9 @@ impl Change<'_> {
         forget: bool,
     ) -> Result<(), ManagerError> {
         tracing::warn!(module, "disk `{name}` ends: its device goes");
+        if module == nbd::NBD {
+            return self.end_nbd_disk(name, forget);
+        }
         let id = name.parse().ok().filter(|_| module == UBLK);
         match (id, forget) {
             (None, true) => self.remove_vhost_disk(name)?,
@@ -472,7 +491,7 @@ impl Change<'_> {
 
     /// Forgets disks that wait for a device which is not to come.
     pub(super) fn remove_disks_waiting(&mut self, is_gone: impl Fn(&str) -> bool) {
-        let (vhost, ublk) = self.disks_waiting(is_gone);
+        let (vhost, ublk) = self.disks_waiting(&is_gone);
         for (name, _) in vhost {
             // It is there: only changes remove disks.
             let _ = self.remove_vhost_disk(&name);
@@ -480,6 +499,7 @@ impl Change<'_> {
         for (id, _) in ublk {
             let _ = self.remove_ublk_disk(id);
         }
+        self.remove_nbd_disks_waiting(is_gone);
     }
 
     /// A device has come: makes the disks that wait for it.
@@ -525,6 +545,7 @@ impl Change<'_> {
                 Err(error) => tracing::warn!("/dev/ublkb{id} cannot be made: {error}"),
             }
         }
+        self.show_waiting_nbd_disks(bdev_name);
     }
 
     /// Disks that are configured and not there, whose device is one of these.

@@ -262,6 +262,8 @@ pub struct RdmaOptions {
     pub max_srq_depth: u32,
     /// Each queue has receives of its own.
     pub no_srq: bool,
+    /// Devices read namespaces in memory where they are, which pins that memory.
+    pub zcopy: bool,
 }
 
 impl super::Manager {
@@ -281,6 +283,7 @@ impl super::Manager {
         Some(RdmaOptions {
             max_srq_depth: depth.unwrap_or(raceline_target::SHARED_RECEIVES),
             no_srq: params["no_srq"].as_bool().unwrap_or(false),
+            zcopy: params["zcopy"].as_bool().unwrap_or(false),
         })
     }
 }

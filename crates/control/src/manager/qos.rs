@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_target::{MAX_BURST, QosLimits, Target, Weight};
+use raceline_target::{
+    HostLimit, MAX_BURST, QosLimits, Target, TargetError, Weight, check_iscsi_name,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -18,9 +20,50 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLimits {
     /// The hosts.
-    pub hosts: Vec<Nqn>,
+    pub hosts: Vec<LimitedHost>,
     /// The limits.
     pub limits: QosLimits,
+}
+
+/// A host that has limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitedHost {
+    /// An NVMe host.
+    Nvme(Nqn),
+    /// An iSCSI initiator, by its name.
+    Iscsi(String),
+}
+
+impl LimitedHost {
+    /// A host by its NQN, or an initiator by its iSCSI name.
+    ///
+    /// # Errors
+    /// When the text is neither.
+    pub fn new(text: &str) -> Result<Self, ManagerError> {
+        let starts_as = |kind: &str| {
+            text.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
+        };
+        if ["iqn.", "eui.", "naa."].into_iter().any(starts_as) {
+            check_iscsi_name(text).map_err(TargetError::from)?;
+            return Ok(Self::Iscsi(text.to_ascii_lowercase()));
+        }
+        let host = Nqn::new(text).map_err(|error| {
+            let text = text.escape_debug();
+            ManagerError::Invalid(format!(
+                "`{text}`: {error}, and no iSCSI name (iqn., eui., naa.)"
+            ))
+        })?;
+        Ok(Self::Nvme(host))
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Nvme(host) => host.as_str(),
+            Self::Iscsi(name) => name,
+        }
+    }
 }
 
 /// Limits in a call, by SPDK's names: what is left out stays as it is, 0 is no limit.
@@ -120,10 +163,17 @@ pub(super) fn show_host_limits(cores: &Target, target: &NvmfTarget) -> Result<()
     let mut all = Vec::new();
     for HostLimits { hosts, limits } in target.host_limits.values() {
         if let Some(throttle) = throttle(cores, Some(*limits))? {
-            all.push((hosts.clone(), throttle));
+            let mut limit = HostLimit { hosts: Vec::new(), initiators: Vec::new(), throttle };
+            for host in hosts {
+                match host {
+                    LimitedHost::Nvme(host) => limit.hosts.push(host.clone()),
+                    LimitedHost::Iscsi(name) => limit.initiators.push(name.clone()),
+                }
+            }
+            all.push(limit);
         }
     }
-    Ok(cores.set_host_limits(&all)?)
+    Ok(cores.set_host_limits(all)?)
 }
 
 fn bdev_key(name: &str) -> Key {
@@ -136,20 +186,18 @@ impl Change<'_> {
     /// # Errors
     /// When there is no such device, or a number is out of range.
     pub fn set_bdev_limits(&mut self, name: &str, params: LimitParams) -> Result<(), ManagerError> {
-        let (name, claim) = match self.model().bdev(name) {
-            Ok(bdev) => (bdev.name.clone(), bdev.claim.clone()),
+        let name = match self.model().bdev(name) {
+            Ok(bdev) => bdev.name.clone(),
             // The device has them when it comes.
-            Err(ManagerError::Away { .. }) if self.may_wait() => (name.to_owned(), None),
+            Err(ManagerError::Away { .. }) if self.may_wait() => name.to_owned(),
             Err(error) => return Err(error),
         };
-        let limits = params.over(self.model().bdevs.limits(&name))?;
-        if let Some(Claim::Namespace { target, nqn, nsid }) = claim {
-            let nqn = Nqn::new(&nqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
-            let cores = self.model().nvmf.target(&target)?.cores();
-            if let Some(cores) = cores {
-                let throttle = throttle(&cores, Some(limits))?;
-                cores.set_namespace_limits(&nqn, NamespaceId(nsid), throttle)?;
-            }
+        let before = self.model().bdevs.limits(&name);
+        let limits = params.over(before)?;
+        self.model_mut().bdevs.set_limits(&name, limits);
+        if let Err(error) = self.show_bdev_limits(&name) {
+            self.model_mut().bdevs.set_limits(&name, before);
+            return Err(error);
         }
         if limits.is_unlimited() {
             self.remove(bdev_key(&name));
@@ -158,7 +206,26 @@ impl Change<'_> {
             params.insert("name".to_owned(), name.as_str().into());
             self.put(bdev_key(&name), call(Section::Bdev, "bdev_set_qos_limit", params));
         }
-        self.model_mut().bdevs.set_limits(&name, limits);
+        Ok(())
+    }
+
+    /// Gives the namespace and the LUNs over a device its limits.
+    fn show_bdev_limits(&self, name: &str) -> Result<(), ManagerError> {
+        let model = self.model();
+        let Ok(bdev) = model.bdev(name) else { return Ok(()) };
+        if let Some(Claim::Namespace { target, nqn, nsid }) = &bdev.claim
+            && let Some(cores) = model.nvmf.target(target)?.cores()
+        {
+            let nqn = Nqn::new(nqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
+            let throttle = model.bdevs.throttle(&cores, name)?;
+            cores.set_namespace_limits(&nqn, NamespaceId(*nsid), throttle)?;
+        }
+        if !bdev.luns.is_empty()
+            && let Some(cores) = model.iscsi_cores()
+        {
+            let throttle = model.bdevs.throttle(&cores, name)?;
+            cores.iscsi().set_device_limits(&bdev.device, throttle)?;
+        }
         Ok(())
     }
 
@@ -210,7 +277,7 @@ impl Change<'_> {
         &mut self,
         target: &str,
         name: &str,
-        hosts: Option<Vec<Nqn>>,
+        hosts: Option<Vec<LimitedHost>>,
         params: LimitParams,
     ) -> Result<(), ManagerError> {
         let before = self.model().nvmf.target(target)?.host_limits.get(name).cloned();
@@ -223,7 +290,7 @@ impl Change<'_> {
             )));
         }
         let key = Key::new(&["nvmf", target, "qos", name]);
-        let names: Vec<&str> = hosts.iter().map(Nqn::as_str).collect();
+        let names: Vec<&str> = hosts.iter().map(LimitedHost::as_str).collect();
         let mut params = members(&limits);
         params.insert("name".to_owned(), name.into());
         params.insert("hosts".to_owned(), json!(names));

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::RpcError;
-use crate::manager::qos::{LimitParams, members};
+use crate::manager::qos::{LimitParams, LimitedHost, members};
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 
@@ -79,9 +79,9 @@ fn set_hosts(call: &Call<'_>, params: OfHosts) -> Result<bool, RpcError> {
     let target = super::nvmf::target_name(params.tgt_name);
     super::nvmf::check_target(call.manager, &target)?;
     let hosts = params.hosts.map(|hosts| {
-        hosts.iter().map(|host| super::nvmf::host_nqn(host)).collect::<Result<Vec<_>, _>>()
+        hosts.iter().map(|host| LimitedHost::new(host)).collect::<Result<Vec<_>, _>>()
     });
-    let hosts = hosts.transpose()?;
+    let hosts = hosts.transpose().map_err(super::nvmf::invalid)?;
     call.manager
         .change(|change| change.set_host_limits(&target, &params.name, hosts, limits))
         .map_err(super::nvmf::invalid)?;
@@ -137,8 +137,7 @@ fn get(call: &Call<'_>, _params: NoParams) -> Result<Vec<Value>, RpcError> {
             }
         }
         for (name, group) in &target.host_limits {
-            let hosts: Vec<&str> =
-                group.hosts.iter().map(raceline_proto::nvme::Nqn::as_str).collect();
+            let hosts: Vec<&str> = group.hosts.iter().map(LimitedHost::as_str).collect();
             let more = json!({ "tgt_name": tgt_name, "hosts": hosts });
             add("hosts", name, members(&group.limits), more);
         }

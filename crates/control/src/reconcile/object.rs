@@ -558,6 +558,12 @@ impl<'a> Params<'a> {
                 let key = key(&["ublk", "disk", &id.to_string()]);
                 (key, Removal::Call(call("ublk_stop_disk", &[("ublk_id", id)])))
             }
+            "nbd_start_disk" => {
+                let path = self.text("nbd_device");
+                let number = path.trim_start_matches("/dev/nbd");
+                let removal = call("nbd_stop_disk", &[("nbd_device", json!(path))]);
+                (key(&["nbd", number]), Removal::Call(removal))
+            }
             _ => return None,
         })
     }

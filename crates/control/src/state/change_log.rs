@@ -463,8 +463,14 @@ fn read_document(
         Err(DocumentError::Damaged { offset, problem }) => (offset, problem),
     };
     let previous = files.documents.range(..sequence).next_back();
+    // What the message promises has to be true: a failing disk may have damaged both.
+    let is_whole = |name: &str, sequence: u64| {
+        let document = disk.read(name).ok().and_then(|bytes| Document::decode(&bytes).ok());
+        document.is_some_and(|document| document.sequence == sequence)
+    };
     let complete = previous
-        .filter(|(previous, _)| files.segments.range(..=*previous + 1).next_back().is_some());
+        .filter(|(previous, _)| files.segments.range(..=**previous + 1).next_back().is_some())
+        .filter(|(previous, name)| is_whole(name, **previous));
     let remedy = match complete {
         Some((_, previous)) => format!(
             "Move {name} away and start again: {previous} and the log after it hold the same state"

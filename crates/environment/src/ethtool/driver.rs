@@ -7,9 +7,9 @@ use std::os::fd::AsRawFd as _;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::message::text;
 use super::netlink::name_field;
 use crate::reading::Reading;
+use raceline_netlink::text;
 
 /// The ioctl of ethtool, and its command that asks about the driver.
 const SIOCETHTOOL: libc::Ioctl = 0x8946;

@@ -7,6 +7,7 @@ const PAGE_ROWS = 50;
 const MAX_EVENTS = 500;
 const INVENTORY_MS = 2000; // what exists is asked for no more often
 const TIMEOUT_MS = 10000;
+const RESTART_MS = 5000; // a daemon whose beginning moves by more is another one
 
 const $ = (id) => document.getElementById(id);
 const make = (tag, text, attributes = {}) => {
@@ -19,6 +20,7 @@ const set = (element, text) => { if (element.textContent !== text) element.textC
 
 let token = null; // kept in this page alone, never in storage
 let last = null; // the last answer of raceline_get_activity
+let began = null; // when its daemon began, by the browser's clock
 let rates = new Map();
 let inventory = { subsystems: [], bdevs: new Map(), remote: [], limits: new Map(), at: 0, event: -1 };
 let events = [];
@@ -86,8 +88,7 @@ function percentile(borders, counts, share) {
 }
 
 function compare(now, before) {
-  const isNew = !before || now.time_ns < before.time_ns;
-  const past = isNew ? { time_ns: now.time_ns - 1e9, cpu_ns: now.cpu_ns, bdevs: now.bdevs, hosts: now.hosts, cores: now.cores, latency: now.latency } : before;
+  const past = before === null ? { time_ns: now.time_ns - 1e9, cpu_ns: now.cpu_ns, bdevs: now.bdevs, hosts: now.hosts, cores: now.cores, latency: now.latency } : before;
   const seconds = Math.max((now.time_ns - past.time_ns) / 1e9, 1e-3);
   const total = { iops: 0, read: 0, write: 0, ns: 0, timed: 0 };
   const devices = new Map();
@@ -388,8 +389,8 @@ function draw() {
   const first = state.page * PAGE_ROWS;
   const seen = rows.slice(first, first + PAGE_ROWS);
   set($("range"), rows.length === 0 ? "none" : `${first + 1} to ${first + seen.length} of ${rows.length}`);
-  $("previous").disabled = state.page === 0;
-  $("next").disabled = state.page === pages - 1;
+  for (const id of ["first", "previous"]) $(id).disabled = state.page === 0;
+  for (const id of ["next", "last"]) $(id).disabled = state.page === pages - 1;
   const body = $("body");
   const changes = token !== null && rowActions.length > 0;
   while (body.rows.length > seen.length) body.lastElementChild.remove();
@@ -434,18 +435,28 @@ async function look() {
   const [answer] = await post([["raceline_get_activity"]]);
   if (answer.error) throw new Error(answer.error.message);
   const now = answer.result;
-  const isNew = last !== null && now.time_ns < last.time_ns;
-  rates = compare(now, last);
+  // A daemon that was started anew while nobody looked may by now run for longer than the one before had.
+  const nowBegan = Date.now() - now.time_ns / 1e6;
+  const isNew = began !== null && (now.time_ns < last.time_ns || Math.abs(nowBegan - began) > RESTART_MS);
+  rates = compare(now, isNew ? null : last);
   last = now;
-  if (isNew) { nextEvent = 0; inventory.at = 0; }
+  began = nowBegan;
+  if (isNew) {
+    [events, nextEvent] = [[], 0];
+    [inventory.at, inventory.event] = [0, -1];
+  }
   if (now.next_event !== nextEvent) await readEvents();
   if (inventory.event !== now.next_event && Date.now() - inventory.at >= INVENTORY_MS) await readInventory(now.next_event);
   addHeat(rates.counts);
 }
 
 async function readEvents() {
-  const batch = await call("raceline_get_events", { since: nextEvent, max: 1000 });
-  if (journal !== null && journal !== batch.journal) events = [];
+  let batch = await call("raceline_get_events", { since: nextEvent, max: 1000 });
+  if (journal !== null && journal !== batch.journal) {
+    // The numbers of another daemon say nothing about this one's.
+    events = [];
+    if (nextEvent > 0) batch = await call("raceline_get_events", { since: 0, max: 1000 });
+  }
   journal = batch.journal;
   nextEvent = batch.next;
   const facts = (event) => Object.entries(event.fields)
@@ -670,8 +681,10 @@ function start() {
   buildTabs();
   show(view);
   $("filter").addEventListener("input", () => { shown[view].filter = $("filter").value; shown[view].page = 0; draw(); });
-  $("previous").addEventListener("click", () => { shown[view].page -= 1; draw(); });
-  $("next").addEventListener("click", () => { shown[view].page += 1; draw(); });
+  const pages = { first: () => 0, previous: (page) => page - 1, next: (page) => page + 1, last: () => Infinity };
+  for (const [id, to] of Object.entries(pages)) {
+    $(id).addEventListener("click", () => { shown[view].page = to(shown[view].page); draw(); });
+  }
   $("pause").addEventListener("click", () => {
     paused = !paused;
     $("pause").setAttribute("aria-pressed", String(paused));

@@ -105,6 +105,8 @@ pub(super) struct Connection {
     socket: SocketId,
     token: Token,
     phase: Phase,
+    /// Its client is told of another size, not by this connection.
+    follows_size: bool,
     /// What makes TLS, until it is there.
     tls: Option<Arc<dyn StreamProvider>>,
     /// `None` while a receive has it.
@@ -141,17 +143,46 @@ impl Connection {
         token: Token,
         (exports, tls): (Vec<ExportFacts>, Option<ServerTls>),
     ) -> Self {
+        let mut greeting = Vec::new();
+        let negotiation = Negotiation::new(ServerTls::policy(tls.as_ref()), &mut greeting);
+        let phase = Phase::Negotiating(negotiation, exports);
+        let mut connection = Self::in_phase(cx, (socket, place), token, phase);
+        connection.tls = tls.map(|tls| tls.provider);
+        connection.negotiate_until = Some(cx.now + NEGOTIATION_TIME);
+        connection.push_owned(&greeting);
+        connection
+    }
+
+    /// A connection whose client knows the export, the first one, and has no choices.
+    pub(super) fn agreed(
+        cx: &mut Context<'_>,
+        (socket, place): (SocketId, Place),
+        token: Token,
+        facts: ExportFacts,
+    ) -> Self {
+        let agreed = Agreement { export: 0, structured: false, allocation: false };
+        let mut connection =
+            Self::in_phase(cx, (socket, place), token, Phase::Serving(agreed, facts));
+        connection.follows_size = true;
+        connection
+    }
+
+    fn in_phase(
+        cx: &mut Context<'_>,
+        (socket, place): (SocketId, Place),
+        token: Token,
+        phase: Phase,
+    ) -> Self {
         cx.io.declare(socket, CLASS);
         let depth = usize::from(DEPTH);
         // Each reply is a header and a payload; there are at most DEPTH of them in both batches.
         let batch = || SendBatch::new(depth * MAX_HEADER_LEN, 3 * depth + 3);
-        let mut greeting = Vec::new();
-        let negotiation = Negotiation::new(ServerTls::policy(tls.as_ref()), &mut greeting);
-        let mut connection = Self {
+        Self {
             socket,
             token,
-            phase: Phase::Negotiating(negotiation, exports),
-            tls: tls.map(|tls| tls.provider),
+            phase,
+            follows_size: false,
+            tls: None,
             staging: Some(take(cx, STAGING_BYTES)),
             staged: 0..0,
             incoming: None,
@@ -166,14 +197,12 @@ impl Connection {
             spare: Some(batch()),
             sends: Vec::with_capacity(depth),
             ending: Ending::Open,
-            negotiate_until: Some(cx.now + NEGOTIATION_TIME),
+            negotiate_until: None,
             receive_until: None,
             send_until: None,
             drain_until: None,
             _place: place,
-        };
-        connection.push_owned(&greeting);
-        connection
+        }
     }
 
     pub(super) fn index(&self) -> u32 {
@@ -325,7 +354,12 @@ impl Connection {
 
     /// Begins a request; false if it waits.
     fn begin(&mut self, cx: &mut Context<'_>, devices: &mut Devices, request: Request) -> bool {
-        let Phase::Serving(agreed, facts) = &self.phase else { return false };
+        let Phase::Serving(agreed, facts) = &mut self.phase else { return false };
+        // Its client may have learned of a device that has grown.
+        let end = request.offset.saturating_add(u64::from(request.length));
+        if self.follows_size && end > facts.bytes {
+            *facts = devices.exports[agreed.export].facts();
+        }
         let planned = plan(facts, agreed, &request);
         let in_memory = facts.in_memory;
         let export = agreed.export;

@@ -32,6 +32,8 @@ const ZERO_PARTS: usize = 256;
 pub(super) enum Message {
     /// A connection that was accepted.
     Connection(Socket, Place),
+    /// A connection whose client knows the first export, and does not negotiate.
+    Agreed(Socket, Place),
     /// End.
     Stop,
 }
@@ -129,7 +131,7 @@ impl Core {
         })
     }
 
-    fn accept(&mut self, cx: &mut Context<'_>, socket: Socket, place: Place) {
+    fn accept(&mut self, cx: &mut Context<'_>, socket: Socket, place: Place, negotiates: bool) {
         if self.stopping {
             return;
         }
@@ -146,9 +148,13 @@ impl Core {
         });
         let slot = &mut self.slots[index as usize];
         let token = Token { owner: CONNECTIONS, generation: slot.generation, index };
-        let exports = self.devices.exports.iter().map(Export::facts).collect();
-        let tls = self.tls.clone();
-        slot.connection = Some(Connection::new(cx, (socket, place), token, (exports, tls)));
+        let mut exports = self.devices.exports.iter().map(Export::facts);
+        slot.connection = if negotiates {
+            let offer = (exports.collect(), self.tls.clone());
+            Some(Connection::new(cx, (socket, place), token, offer))
+        } else {
+            exports.next().map(|facts| Connection::agreed(cx, (socket, place), token, facts))
+        };
         self.touched.push(index);
         if !self.ticking {
             self.ticking = true;
@@ -243,7 +249,8 @@ impl Service for Core {
 
     fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            Message::Connection(socket, place) => self.accept(cx, socket, place),
+            Message::Connection(socket, place) => self.accept(cx, socket, place, true),
+            Message::Agreed(socket, place) => self.accept(cx, socket, place, false),
             Message::Stop => self.stop(cx),
         }
     }

@@ -65,7 +65,7 @@ impl Places {
         Self { used, most }
     }
 
-    fn take(&self) -> Option<Place> {
+    pub(super) fn take(&self) -> Option<Place> {
         let more = |used: usize| (used < self.most).then_some(used + 1);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
         Some(Place(Arc::clone(&self.used)))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
-use raceline_nbd::{Endpoint, Export, Server, ServerConfig};
+use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
 use raceline_reactor::Backend;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,6 +57,19 @@ impl Bed {
     /// A connection that has begun transmission.
     pub(crate) fn client(&self, structured: bool) -> Client {
         Client::begin(self.raw(), structured)
+    }
+
+    /// A connection that negotiates nothing.
+    pub(crate) fn connect(&self) -> Result<UnixStream, ServerError> {
+        let stream = self.server.as_ref().unwrap().connect().map(UnixStream::from)?;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Ok(stream)
+    }
+
+    /// As [`Bed::connect`], for requests.
+    pub(crate) fn agreed(&self) -> Client {
+        let stream = self.connect().unwrap();
+        Client { stream, flags: 0, bytes: 0, contexts: 0, cookie: 0 }
     }
 
     pub(crate) fn stop(&mut self) {

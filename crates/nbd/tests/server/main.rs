@@ -38,7 +38,7 @@ fn extents(data: &[u8]) -> Vec<(u32, u32)> {
 #[test]
 fn who_connects_again_learns_of_a_device_that_has_grown() {
     let bed = Bed::start("file:DIR/disk,size=1M,buffered", Backend::Auto);
-    let mut before = bed.client(true);
+    let (mut before, mut agreed) = (bed.client(true), bed.agreed());
     before.write(0, &pattern(0, 4096));
     let file = std::fs::File::options().write(true).open(bed.file("disk")).unwrap();
     file.set_len(2 << 20).unwrap();
@@ -49,6 +49,9 @@ fn who_connects_again_learns_of_a_device_that_has_grown() {
     // NBD tells no size later: for who is connected, the disk ends where it did.
     assert_eq!(before.call(READ, (1 << 20, 4096), b"").error, 22);
     assert!(before.read(0, 4096) == pattern(0, 4096));
+    // The client within the process is told by another way.
+    assert_eq!(agreed.call(READ, (2 << 20, 4096), b"").error, 22);
+    agreed.write((2 << 20) - 8192, &pattern(0, 4096));
     // A smaller file keeps its size: what is behind its end fails, and the rest is as it was.
     file.set_len(1 << 20).unwrap();
     assert!(bed.device.rescan().is_err());
@@ -266,4 +269,35 @@ fn listening_goes_wrong_with_a_reason() {
     use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(std::fs::metadata(&left).unwrap().permissions().mode() & 0o777, 0o600);
     server.stop();
+}
+
+#[test]
+fn a_connection_within_the_process_begins_with_requests() {
+    let bed = Bed::start("ram:16M", Backend::Auto);
+    let mut other = bed.client(true);
+    other.write(4096, &pattern(4096, 4096));
+    let mut client = bed.agreed();
+    assert!(client.read(4096, 4096) == pattern(4096, 4096));
+    client.write(0, &pattern(0, 1 << 20));
+    assert_eq!(client.call(FLUSH, (0, 0), b"").error, 0);
+    assert!(other.read(0, 1 << 20) == pattern(0, 1 << 20));
+    // Simple replies only: a request that needs structured ones is refused.
+    assert_eq!(client.call(STATUS, (0, 4096), b"").error, 22);
+}
+
+#[test]
+fn connections_within_the_process_count() {
+    let bed = Bed::start_with("ram:1M", |config| {
+        config.max_connections = 1;
+        config.endpoints.clear();
+    });
+    let client = bed.agreed();
+    let error = bed.connect().unwrap_err().to_string();
+    assert!(error.contains("as many connections"), "{error}");
+    drop(client);
+    let end = std::time::Instant::now() + client::PATIENCE;
+    while bed.connect().is_err() {
+        assert!(std::time::Instant::now() < end, "the place was not given back");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }

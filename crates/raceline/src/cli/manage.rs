@@ -360,8 +360,8 @@ pub(crate) enum QosKind {
 pub(crate) struct QosSet {
     #[command(flatten)]
     pub(crate) what: QosTarget,
-    /// One of the hosts that share the limits (hosts)
-    #[arg(long = "host", value_name = "HOSTNQN", add = ArgValueCandidates::new(complete::hosts))]
+    /// One of the hosts, or iSCSI initiators, that share the limits (hosts)
+    #[arg(long = "host", value_name = "NAME", add = ArgValueCandidates::new(complete::hosts))]
     pub(crate) hosts: Vec<String>,
     /// Commands per second
     #[arg(long, value_name = "N", group = "limits")]

@@ -183,6 +183,17 @@ pub(crate) struct ControllerArgs {
     pub(crate) device: DeviceArgs,
 }
 
+/// Arguments of `connect-all`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ConnectAllArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Follow the discovery controllers: connect to what they offer later, too
+    #[arg(short = 'p', long)]
+    pub(crate) persistent: bool,
+}
+
 /// A verb on a namespace.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct NamespaceArgs {
@@ -422,6 +433,10 @@ pub(crate) struct CompareArgs {
     /// File with the data, - is standard input
     #[arg(long, value_name = "FILE", default_value = "-")]
     pub(crate) data: PathBuf,
+
+    /// Say how long the comparison took
+    #[arg(long)]
+    pub(crate) latency: bool,
 }
 
 /// A size in powers of 1000, or of 1024 with an i.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::time::Instant;
 
 use raceline_host::{CommandError, HostError, NamespaceInfo};
 use raceline_proto::nvme::Status;
@@ -97,14 +98,20 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         return Err(Failure::usage(text));
     }
     check_range(&namespace, args.start_block, data.len() as u64 / block)?;
+    let started = Instant::now();
     let result = device.host().compare(namespace.nsid, args.start_block, &data);
+    let took_us = started.elapsed().as_micros();
     device.disconnect();
     match result {
-        Ok(()) => say(
-            &args.namespace.device,
-            "compare: Success",
-            &json!({ "equal": true, "bytes": data.len() }),
-        ),
+        Ok(()) => {
+            let mut document = json!({ "equal": true, "bytes": data.len() });
+            let mut sentence = "compare: Success".to_owned();
+            if args.latency {
+                document["latency_us"] = u64::try_from(took_us).unwrap_or(u64::MAX).into();
+                sentence.insert_str(0, &format!(" latency: compare: {took_us} us\n"));
+            }
+            say(&args.namespace.device, &sentence, &document)
+        }
         Err(error) if is_difference(&error) => Err(Failure::mismatch(format!("compare: {error}"))),
         Err(error) => Err(crate::remote::failure(&error)),
     }

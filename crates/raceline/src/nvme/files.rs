@@ -128,6 +128,32 @@ pub(crate) fn known_discovery_controllers() -> Result<Vec<Connection>, Failure> 
     Ok(found)
 }
 
+/// All connections of a file of either form.
+pub(crate) fn connections(path: &Path) -> Result<Vec<Connection>, Failure> {
+    let is_json = read(path)?.trim_start().starts_with(['[', '{']);
+    let found = if is_json { config(path)? } else { discovery(path)? };
+    if found.is_empty() {
+        return Err(Failure::usage(format!("{} names no subsystem", path.display())));
+    }
+    Ok(found)
+}
+
+/// Those of the files that nvme-cli reads.
+pub(crate) fn known_connections() -> Result<Vec<Connection>, Failure> {
+    let mut found = Vec::new();
+    for path in [CONFIG, DISCOVERY].map(Path::new) {
+        if path.exists() {
+            found.extend(connections(path)?);
+        }
+    }
+    if found.is_empty() {
+        return Err(Failure::usage(format!(
+            "say where to ask: -a ADDRESS, --config FILE, or a line in {DISCOVERY} such as: -t tcp -a 192.0.2.1"
+        )));
+    }
+    Ok(found)
+}
+
 /// The discovery controllers of a `discovery.conf`.
 pub(crate) fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
     let text = read(path)?;

@@ -61,12 +61,13 @@ struct Subsystem {
     namespaces: Vec<Namespace>,
 }
 
-/// `raceline list`.
-pub(crate) fn namespaces(args: &ControllerArgs) -> Result<(), Failure> {
+/// `raceline list`; verbosely, JSON has subsystems and controllers as well.
+pub(crate) fn namespaces(args: &ControllerArgs, is_verbose: bool) -> Result<(), Failure> {
     refuse_binary(&args.device, "list")?;
     let subsystems = gather(&args.device)?;
     let text = match args.device.named.format() {
-        NvmeFormat::Json => format!("{:#}\n", namespaces_document(&subsystems)),
+        NvmeFormat::Json if is_verbose => format!("{:#}\n", namespaces_document(&subsystems)),
+        NvmeFormat::Json => format!("{:#}\n", namespaces_flat(&subsystems)),
         _ => namespaces_normal(&subsystems),
     };
     shell::print(text.as_bytes())
@@ -420,6 +421,28 @@ fn by_host(subsystems: &[Subsystem], describe: impl Fn(usize, &Subsystem) -> Val
     hosts.into_iter().map(|(_, host)| host.into()).collect()
 }
 
+/// Every namespace with what its subsystem says of itself.
+fn namespaces_flat(subsystems: &[Subsystem]) -> Value {
+    let of_subsystem = |subsystem: &Subsystem| {
+        let describe = |namespace: &Namespace| {
+            json!({
+                "NameSpace": namespace.nsid,
+                "DevicePath": namespace.node,
+                "GenericPath": "",
+                "Firmware": subsystem.firmware.trim_end(),
+                "ModelNumber": subsystem.model.trim_end(),
+                "SerialNumber": subsystem.serial.trim_end(),
+                "UsedBytes": namespace.used_bytes,
+                "MaximumLBA": namespace.block_count,
+                "PhysicalSize": namespace.block_count.saturating_mul(u64::from(namespace.block_size)),
+                "SectorSize": namespace.block_size,
+            })
+        };
+        subsystem.namespaces.iter().map(describe).collect::<Vec<_>>()
+    };
+    json!({ "Devices": subsystems.iter().flat_map(of_subsystem).collect::<Vec<_>>() })
+}
+
 fn namespaces_document(subsystems: &[Subsystem]) -> Value {
     let devices = by_host(subsystems, |number, subsystem| {
         let controllers = subsystem.controllers.iter().map(|controller| {
@@ -530,6 +553,13 @@ mod tests {
         assert_eq!(document["Devices"][0]["Subsystems"][1]["Subsystem"], "nvme-subsys2");
         let namespace = &document["Devices"][0]["Subsystems"][0]["Namespaces"][0];
         assert_eq!(namespace["PhysicalSize"], 1_073_741_824_u64);
+        let flat = namespaces_flat(&[one(), one()]);
+        let expected = json!({
+            "NameSpace": 17, "DevicePath": "127.0.0.1:4420", "GenericPath": "", "Firmware": "0.1",
+            "ModelNumber": "Raceline", "SerialNumber": "RL1", "UsedBytes": 0, "MaximumLBA": 2_097_152,
+            "PhysicalSize": 1_073_741_824_u64, "SectorSize": 512,
+        });
+        assert_eq!(flat, json!({ "Devices": [expected.clone(), expected] }));
         let text = subsystems_normal(&[one()]);
         let expected = "nvme-subsys0 - NQN=nqn.2014-08.org.example:1\n               hostnqn=nqn.2014-08.org.example:host\n\\\n \
                         +- 127.0.0.1:4420 tcp traddr=127.0.0.1,trsvcid=4420 live\n";

@@ -209,7 +209,7 @@ fn what_spdk_tgt_has_saved_is_restored_in_a_daemon_that_runs() {
 const REFUSED: [&str; 5] = [
     "bdev config[1] bdev_raid_create belongs to SPDK's RAID devices (bdev_raid)",
     "bdev config[2] construct_lvol_store (now bdev_lvol_create_lvstore) belongs to SPDK's logical volumes (bdev_lvol)",
-    "nbd config[0] nbd_start_disk belongs to SPDK's network block devices (NBD) (nbd)",
+    "fsdev config[0] fsdev_aio_create belongs to SPDK's file system devices (fsdev)",
     "vfio_user_target config[1] vfu_virtio_create_blk_endpoint belongs to SPDK's vfio-user target (vfu_tgt)",
     "vhost_scsi config[0] vhost_create_scsi_controller belongs to SPDK's SCSI controllers of the vhost target (vhost)",
 ];
@@ -270,7 +270,7 @@ fn a_script_that_needs_what_is_not_here_is_refused_before_its_first_line() {
         for part in [
             "no line was run",
             "line 4: bdev_lvol_create_lvstore belongs to SPDK's logical volumes",
-            "line 5: nbd_start_disk belongs to SPDK's network block devices",
+            "line 5: vfu_virtio_create_blk_endpoint belongs to SPDK's vfio-user target",
         ] {
             assert!(output.stderr.contains(part), "{part}: {}", output.stderr);
         }

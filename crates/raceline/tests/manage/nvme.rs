@@ -51,7 +51,11 @@ fn controllers_and_namespaces_are_shown_as_nvme_cli_shows_them() {
             .ok(&with(&["get-log", "-i", "2", "--log-len", "16"], &options))
             .contains("\n0000: 00 ")
     );
-    let listed = daemon.json(&with(&["list"], &options));
+    let flat = daemon.json(&with(&["list"], &options));
+    let namespace = &flat["Devices"][0];
+    assert_eq!((&namespace["NameSpace"], &namespace["SerialNumber"]), (&7.into(), &"RL1".into()));
+    assert_eq!(namespace["PhysicalSize"], 8 << 20);
+    let listed = daemon.json(&with(&["list", "-v"], &options));
     let subsystem = &listed["Devices"][0]["Subsystems"][0];
     assert_eq!(subsystem["SubsystemNQN"], NQN);
     assert_eq!(subsystem["Namespaces"][0]["PhysicalSize"], 8 << 20);
@@ -69,6 +73,8 @@ fn blocks_are_zeroed_compared_freed_and_flushed() {
     daemon.ok(&with(&["write", "--namespace", "7", "--slba", "8", &file], &options));
     let same = ["compare", "--start-block", "8", "--block-count", "15", "--data", &file];
     assert_eq!(daemon.ok(&with(&same, &options)), "compare: Success\n");
+    let timed = daemon.json(&with(&[&same[..], &["--latency"]].concat(), &options));
+    assert!(timed["latency_us"].as_u64().is_some_and(|us| us > 0), "{timed}");
     assert_eq!(daemon.ok(&with(&["flush"], &options)), "NVMe Flush: success\n");
     daemon.ok(&with(
         &["write-zeroes", "--start-block", "8", "--block-count", "7", "--deac"],
@@ -195,6 +201,50 @@ fn a_controller_of_a_daemon_is_named_by_its_name() {
 }
 
 #[test]
+fn a_daemon_connects_to_all_that_is_offered_and_skips_what_it_has() {
+    const SECOND: &str = "nqn.2014-08.org.example:second";
+    let (target, options) = target();
+    target.ok(&["bdev", "add", "ram:4M", "-n", "m1"]);
+    target.ok(&["subsys", "add", SECOND, "--allow-any-host"]);
+    target.ok(&["ns", "add", SECOND, "m1"]);
+    target.ok(&["port", "add", SECOND, &format!("127.0.0.1:{}", options[5])]);
+    let daemon = Daemon::start();
+    let place = ["-a", "127.0.0.1", "-s", &options[5]];
+    let all = [&["connect-all"][..], &place].concat();
+    let made = daemon.json(&all);
+    let mut found: Vec<&str> =
+        made.as_array().unwrap().iter().map(|one| one["subnqn"].as_str().unwrap()).collect();
+    found.sort_unstable();
+    assert_eq!(found, [SECOND, NQN]);
+    assert!(made.as_array().unwrap().iter().all(|one| one["new"] == true), "{made}");
+    let again = daemon.ok(&all);
+    assert_eq!(again.matches(" was already connected to nqn.").count(), 2, "{again}");
+    assert_eq!(daemon.json(&["list"])["Devices"].as_array().map(Vec::len), Some(2));
+
+    // A file with a service and a subsystem, and lines of discovery.conf.
+    let lines = daemon.file("discovery.conf");
+    std::fs::write(&lines, format!("-t tcp -a 127.0.0.1 -s {}\n", options[5])).unwrap();
+    let again = daemon.ok(&["connect-all", "--config", &lines]);
+    assert_eq!(again.matches(" was already connected to nqn.").count(), 2, "{again}");
+
+    let follower = Daemon::start();
+    let persistent = [&["connect-all", "--persistent"][..], &place].concat();
+    assert!(follower.ok(&persistent).starts_with("Discovery0 follows nqn.2014-08.org.nvmexpress."));
+    assert!(follower.ok(&persistent).starts_with("Discovery0 was already following "));
+    assert_eq!(follower.json(&["list"])["Devices"].as_array().map(Vec::len), Some(2));
+    for (words, says) in [
+        (&["--persistent", "--hdr-digest"][..], "--persistent cannot have digests"),
+        (&["-S", "/nowhere/key"], "/nowhere/key"),
+        (&["--path", "127.0.0.2"], "takes no --path"),
+        (&["-o", "binary"], "no binary output"),
+    ] {
+        wrong(&daemon, &[&all[..], words].concat(), says);
+    }
+    wrong(&daemon, &["connect-all", "-n", NQN], "-a says where it is");
+    wrong(&daemon, &["connect-all", "Nvme0"], "takes no DEVICE");
+}
+
+#[test]
 fn connections_come_from_the_files_of_nvme_cli() {
     let (daemon, options) = target();
     let port = &options[5];
@@ -219,7 +269,7 @@ fn connections_come_from_the_files_of_nvme_cli() {
             && !error.contains(&secret[10..]),
         "{error}"
     );
-    let listed = daemon.json(&["list", "--config", &json]);
+    let listed = daemon.json(&["list", "-v", "--config", &json]);
     assert_eq!(listed["Devices"][0]["HostNQN"], "nqn.2014-08.org.example:h");
     assert!(daemon.ok(&["discover", "--config", &json]).contains(NQN));
     wrong_file(&daemon, &json, "[{\"subsystems\": 7}]", "hosts[0].subsystems: it has to be a list");

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use super::last_error;
 use super::layout::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MemoryRegion};
 use super::library::Functions;
+use crate::foreign::Foreign;
 use crate::verbs::{Access, ProviderError, Region};
 
 /// Memory begins at pages, so that no other data lie in what a peer may reach.
@@ -26,11 +27,12 @@ struct Allocation {
 pub(super) struct Memory {
     functions: &'static Functions,
     allocations: HashMap<u32, Allocation>,
+    foreign: HashMap<u32, (Foreign, *mut MemoryRegion)>,
 }
 
 impl Memory {
     pub(super) fn new(functions: &'static Functions) -> Self {
-        Self { functions, allocations: HashMap::new() }
+        Self { functions, allocations: HashMap::new(), foreign: HashMap::new() }
     }
 
     pub(super) fn register(
@@ -74,7 +76,43 @@ impl Memory {
         }
     }
 
+    pub(super) fn register_foreign(
+        &mut self,
+        domain: *mut c_void,
+        memory: Foreign,
+    ) -> Result<u32, ProviderError> {
+        let start = memory.start().as_ptr().cast();
+        // SAFETY: the domain is alive, and so is the memory: `memory` is kept until the registration has ended. Without
+        // permissions the device only reads it.
+        let registration = unsafe { (self.functions.ibv_reg_mr)(domain, start, memory.len(), 0) };
+        if registration.is_null() {
+            return Err(last_error("registering memory of others"));
+        }
+        // SAFETY: the library gave a registration.
+        let lkey = unsafe { (*registration).lkey };
+        self.foreign.insert(lkey, (memory, registration));
+        Ok(lkey)
+    }
+
+    pub(super) fn deregister_foreign(&mut self, lkey: u32) {
+        if let Some(foreign) = self.foreign.remove(&lkey) {
+            self.end_foreign(foreign);
+        }
+    }
+
+    fn end_foreign(&self, (memory, registration): (Foreign, *mut MemoryRegion)) {
+        // SAFETY: the registration is alive, and ends here.
+        let failed = unsafe { (self.functions.ibv_dereg_mr)(registration) };
+        if failed != 0 {
+            // The device may still read it: it stays where it is.
+            std::mem::forget(memory);
+        }
+    }
+
     pub(super) fn clear(&mut self) {
+        for (_, foreign) in std::mem::take(&mut self.foreign) {
+            self.end_foreign(foreign);
+        }
         for (_, allocation) in std::mem::take(&mut self.allocations) {
             self.free(&allocation);
         }

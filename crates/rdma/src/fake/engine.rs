@@ -302,7 +302,7 @@ impl State {
             return Some(bytes[..usize::from(*len)].to_vec());
         }
         let Slice { address, len, lkey } = posted.work.local;
-        self.nodes[node].memory.peek(lkey, address, len).map(<[u8]>::to_vec)
+        self.nodes[node].memory.peek(lkey, address, len)
     }
 
     /// A message takes a receive of the peer.

@@ -1,11 +1,14 @@
 //! Registered memory of a simulated device: keys, ranges, permissions.
 
+use crate::foreign::Foreign;
 use crate::verbs::{Access, Region};
 
 /// Bytes between the addresses of two registrations, so that an address past the end is nobody's.
 const GAP: u64 = 1 << 16;
 /// The keys of windows begin here.
 const WINDOWS: u32 = 1 << 31;
+/// The keys of memory of others begin here.
+const FOREIGN: u32 = 1 << 30;
 
 #[derive(Debug)]
 struct Registration {
@@ -31,10 +34,12 @@ struct Window {
 pub(super) struct Memory {
     registrations: Vec<Option<Registration>>,
     windows: Vec<Window>,
+    foreign: Vec<(u32, Foreign)>,
     free: Vec<u32>,
     uses: u32,
     next_address: u64,
     next_window: u32,
+    next_foreign: u32,
 }
 
 impl Memory {
@@ -62,8 +67,21 @@ impl Memory {
         true
     }
 
+    pub(super) fn register_foreign(&mut self, memory: Foreign) -> u32 {
+        self.next_foreign += 1;
+        let key = FOREIGN | self.next_foreign;
+        self.foreign.push((key, memory));
+        key
+    }
+
+    /// Gives whether it was there.
+    pub(super) fn deregister_foreign(&mut self, key: u32) -> bool {
+        let place = self.foreign.iter().position(|(known, _)| *known == key);
+        place.map(|place| self.foreign.swap_remove(place)).is_some()
+    }
+
     pub(super) fn live(&self) -> usize {
-        self.registrations.iter().flatten().count()
+        self.registrations.iter().flatten().count() + self.foreign.len()
     }
 
     pub(super) fn bind(&mut self, region: &Region, offset: u32, len: u32, access: Access) -> u32 {
@@ -102,11 +120,16 @@ impl Memory {
         self.range(key, address, len, |access| !write || access.local_write)
     }
 
-    /// The bytes at an address by a key of this end.
-    pub(super) fn peek(&self, key: u32, address: u64, len: u32) -> Option<&[u8]> {
+    /// A copy of the bytes at an address by a key of this end.
+    pub(super) fn peek(&self, key: u32, address: u64, len: u32) -> Option<Vec<u8>> {
+        if key & FOREIGN != 0 {
+            let (_, memory) = self.foreign.iter().find(|(known, _)| *known == key)?;
+            return memory.copy(address, len);
+        }
         let registration = self.registration(key)?;
         let start = usize::try_from(address.checked_sub(registration.address)?).ok()?;
-        registration.bytes.get(start..start.checked_add(index(len))?)
+        let bytes = registration.bytes.get(start..start.checked_add(index(len))?)?;
+        Some(bytes.to_vec())
     }
 
     /// Whether this end's memory is open to writes of the peer.
@@ -192,7 +215,32 @@ fn index(place: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    #[test]
+    fn memory_of_others_is_read_by_this_end_only() {
+        let mut memory = Memory::default();
+        let bytes: Arc<Vec<u8>> = Arc::new((0..200).collect());
+        let foreign = Foreign::of_bytes(&bytes);
+        let at = foreign.address();
+        let key = memory.register_foreign(foreign);
+        assert_eq!((memory.live(), Arc::strong_count(&bytes)), (1, 2), "it is kept");
+        assert_eq!(memory.peek(key, at + 190, 10), Some((190..200).collect()));
+        for (address, len) in [(at + 190, 11), (at - 1, 2), (at, u32::MAX), (u64::MAX, 2)] {
+            assert_eq!(memory.peek(key, address, len), None, "{address:x} {len}");
+        }
+        let own = memory.register(64, Access::HOST_DATA);
+        assert_eq!(memory.peek(own.lkey, at, 1), None, "another's key");
+        assert_eq!(memory.peek(key, own.address, 1), None, "another's address");
+        assert!(memory.local(key, at, 1, true).is_none(), "no receive and no RDMA READ writes it");
+        for write in [false, true] {
+            assert!(memory.remote(key, at, 1, write).is_none(), "the peer does not reach it");
+        }
+        assert!(memory.deregister_foreign(key) && !memory.deregister_foreign(key));
+        assert_eq!((memory.peek(key, at, 1), Arc::strong_count(&bytes)), (None, 1));
+    }
 
     #[test]
     fn keys_ranges_and_permissions_are_checked() {

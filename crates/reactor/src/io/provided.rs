@@ -223,8 +223,9 @@ impl Provided {
         slot.closing = true;
         if let Body::Stream { stream, recv, send } = &mut slot.body {
             let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
-            give_back(recv, send, &cancelled, done);
+            // A device of the stream may read the batch until then.
             stream.close(reset);
+            give_back(recv, send, &cancelled, done);
         }
         true
     }

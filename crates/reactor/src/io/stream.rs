@@ -73,7 +73,8 @@ pub trait ByteStream: Send {
         None
     }
 
-    /// The owner has closed the socket: no operation waits any more, and the stream is dropped soon.
+    /// The owner has closed the socket: operations come back after this call, and the stream is dropped soon.
+    /// Nothing may use the memory of a batch any longer that the stream has taken and owes.
     /// Last words, such as an alert, leave now or never. With `reset`, output that is on its way is
     /// discarded.
     fn close(&mut self, reset: bool);

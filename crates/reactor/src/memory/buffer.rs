@@ -17,7 +17,9 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use crate::memory::lasting::LastingMemory;
 use crate::memory::mapping::Mapping;
 use crate::memory::parts;
 use crate::memory::region::HUGE_PAGE_SIZE;
@@ -104,6 +106,7 @@ impl BufferPool {
         }
         let nothing = || Slot::free(NonNull::dangling(), 0, LENT_CLASS);
         let lent = Class::new(0, std::iter::repeat_with(nothing).take(lent_count).collect());
+        let mapping = Arc::new(mapping);
         let inner = PoolInner { classes: built, lent, waits: Cell::new(0), mapping };
         Ok(BufferPool { inner: Rc::new(inner) })
     }
@@ -296,6 +299,11 @@ impl IoBuf {
         IoBuf { slot, len }
     }
 
+    /// All memory of its pool, if it has one.
+    pub(crate) fn lasting(&self) -> Option<LastingMemory> {
+        self.slot.lasting()
+    }
+
     /// Where the bytes are, for system calls: valid for [`IoBuf::capacity`] bytes.
     pub(crate) fn as_io_ptr(&self) -> *mut u8 {
         self.slot.get().memory.get().as_ptr()
@@ -351,6 +359,11 @@ impl SharedBuf {
         }
     }
 
+    /// All memory of its pool, if it has one.
+    pub(crate) fn lasting(&self) -> Option<LastingMemory> {
+        self.slot.lasting()
+    }
+
     /// Its reference to the memory.
     pub(super) fn slot(&self) -> &SlotRef {
         &self.slot
@@ -393,7 +406,7 @@ struct PoolInner {
     lent: Class,
     waits: Cell<u64>,
     /// What the slots point into.
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
 }
 
 struct Class {
@@ -451,6 +464,14 @@ pub(super) struct SlotRef {
 }
 
 impl SlotRef {
+    /// The memory of its pool; `None` outside pools, and for lent memory.
+    pub(super) fn lasting(&self) -> Option<LastingMemory> {
+        let pool = self.pool.as_ref().filter(|_| self.get().class != LENT_CLASS)?;
+        let (start, len) = (pool.mapping.base(), pool.mapping.len());
+        let owner: Arc<Mapping> = Arc::clone(&pool.mapping);
+        Some(LastingMemory { start, len, owner, is_reused: true })
+    }
+
     /// The only reference to a part.
     pub(super) fn of_part(slot: NonNull<Slot>) -> SlotRef {
         SlotRef { slot, pool: None }

@@ -11,9 +11,10 @@ use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::flow::{Machine, policy};
+use crate::memory::lasting::LastingMemory;
 use crate::memory::mapping::{Mapping, PAGE_SIZE};
 use crate::memory::stream;
 
@@ -48,6 +49,8 @@ pub struct Region {
     past_caches: bool,
     /// The advice that gives memory back and leaves zeroes: that depends on what is mapped.
     give_back: libc::c_int,
+    /// Its pages stay: a device knows them.
+    is_pinned: RwLock<bool>,
 }
 
 impl Region {
@@ -58,7 +61,14 @@ impl Region {
     pub fn new(len: usize, pages: HugePages) -> io::Result<Region> {
         let (mapping, page_size) = map_pages(len, pages)?;
         let past_caches = policy::goes_past_caches(&Machine::current(), len);
-        Ok(Region { mapping, len, page_size, past_caches, give_back: libc::MADV_DONTNEED })
+        Ok(Region {
+            mapping,
+            len,
+            page_size,
+            past_caches,
+            give_back: libc::MADV_DONTNEED,
+            is_pinned: RwLock::default(),
+        })
     }
 
     /// Maps `len` bytes of a file in memory, which other processes may map as well. With
@@ -82,7 +92,14 @@ impl Region {
             tracing::debug!("no transparent huge pages: {error}");
         }
         let past_caches = policy::goes_past_caches(&Machine::current(), len);
-        Ok(Region { mapping, len, page_size, past_caches, give_back: libc::MADV_REMOVE })
+        Ok(Region {
+            mapping,
+            len,
+            page_size,
+            past_caches,
+            give_back: libc::MADV_REMOVE,
+            is_pinned: RwLock::default(),
+        })
     }
 
     /// Has pages that are allocated from now on come from the memory of a NUMA node, while that has some.
@@ -173,7 +190,19 @@ impl Region {
         unsafe { std::ptr::write_bytes(to, 0, len) };
     }
 
-    /// Makes a range read zeroes and gives the memory of its whole pages back. With huge pages
+    /// Its memory for a device that reads it in place. From now on its pages stay, and [`Self::discard`] gives none back.
+    /// `None` for memory that other processes map, too: they could give its pages back.
+    #[must_use]
+    pub fn pin(self: &Arc<Self>) -> Option<LastingMemory> {
+        if self.give_back != libc::MADV_DONTNEED {
+            return None;
+        }
+        *self.is_pinned.write().unwrap_or_else(PoisonError::into_inner) = true;
+        let owner: Arc<Self> = Arc::clone(self);
+        Some(LastingMemory { start: self.mapping.base(), len: self.len, owner, is_reused: false })
+    }
+
+    /// Makes a range read zeroes and gives the memory of its whole pages back, unless it is pinned. With huge pages
     /// only whole huge pages: giving back less would break them up.
     ///
     /// # Panics
@@ -185,7 +214,10 @@ impl Region {
         let first = start.next_multiple_of(self.page_size);
         // The last page may be partly behind the end of the region, where nothing is stored.
         let last = if end == self.len { self.mapped_len() } else { end - end % self.page_size };
+        // Held until the pages are gone, so that nobody pins them meanwhile.
+        let is_pinned = self.is_pinned.read().unwrap_or_else(PoisonError::into_inner);
         let given_back = first < last
+            && !*is_pinned
             && match self.mapping.advise(first, last - first, self.give_back) {
                 Ok(()) => true,
                 Err(error) => {
@@ -451,6 +483,18 @@ mod tests {
             assert!(resident_pages(&region) < before, "{pages:?}");
             assert!(region.equals((len - 100) as u64, &[0; 100]));
         }
+    }
+
+    #[test]
+    fn a_pinned_region_keeps_its_pages() {
+        let region = Arc::new(Region::new(64 * PAGE_SIZE, HugePages::None).unwrap());
+        region.copy_in(0, &[7; 64 * PAGE_SIZE]);
+        let memory = region.pin().unwrap();
+        assert_eq!((memory.len(), memory.is_reused()), (region.len(), false));
+        assert_eq!(memory.start().as_ptr(), region.range(0, 0));
+        region.discard(0, region.len() as u64);
+        assert_eq!(resident_pages(&region), 64);
+        assert!(region.equals(0, &[0; 64 * PAGE_SIZE]));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::memory::buffer::{IoBuf, RegionHandle, SharedBuf};
+use crate::memory::lasting::LastingMemory;
 
 /// Where the bytes of [`Payload::Zeroes`] come from; a longer run names it several times.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
@@ -45,6 +46,16 @@ impl Payload {
             Payload::Shared(buf, range) => part(buf, range, out),
             Payload::Region(region, range) => region.copy_out(range.start, out),
             Payload::Zeroes(_) => out.fill(0),
+        }
+    }
+
+    /// The memory around its bytes, if that lasts: of a pool, or if `pins`, of a region, whose pages stay from now on.
+    pub(super) fn lasting(&self, pins: bool) -> Option<LastingMemory> {
+        match self {
+            Payload::Buf(buf, _) => buf.lasting(),
+            Payload::Shared(buf, _) => buf.lasting(),
+            Payload::Region(region, _) if pins => region.region().pin(),
+            Payload::Region(..) | Payload::Zeroes(_) => None,
         }
     }
 

@@ -4,13 +4,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, FromRawFd, OwnedFd, RawFd};
 
 use super::direct::RecvAt;
 use super::ops::Kind;
 use super::{Timer, UringIo};
 use crate::io::socket::{self, ACCEPT_PAUSE, accept_outcome, is_transient_accept_error};
-use crate::io::{Completion, HandsOver, ListenerId, SocketId, Token, is_taken_back};
+use crate::io::{Completion, HandsOver, ListenerId, Outcome, SocketId, Token, is_taken_back, room};
 
 /// A listening socket.
 pub(super) struct ListenerSlot {
@@ -20,6 +20,15 @@ pub(super) struct ListenerSlot {
     pub(super) closing: bool,
     /// It accepts nothing for now.
     pub(super) paused: bool,
+    /// It accepts one connection at a time, so that the kernel does not make more than there is room for: the limit is
+    /// small, or there was no room once.
+    one_by_one: bool,
+}
+
+impl ListenerSlot {
+    pub(super) fn new(fd: OwnedFd, token: Token, paused: bool) -> Self {
+        Self { fd, token, accept: None, closing: false, paused, one_by_one: !room::is_vast() }
+    }
 }
 
 impl UringIo {
@@ -36,8 +45,10 @@ impl UringIo {
             // SAFETY: the kernel has just made it for this completion.
             unsafe { OwnedFd::from_raw_fd(fd) }
         });
-        let pause = matches!(&accepted, Err(error) if !is_transient_accept_error(error));
+        let accepted = accepted.and_then(room::keep);
         let taken_back = accepted.as_ref().is_err_and(is_taken_back);
+        let is_full =
+            !taken_back && matches!(&accepted, Err(error) if !is_transient_accept_error(error));
         if !more {
             self.ops.remove(user_data);
         }
@@ -49,23 +60,39 @@ impl UringIo {
             }
             return;
         }
-        let token = slot.token;
+        let (token, was_one_by_one) = (slot.token, slot.one_by_one);
+        slot.one_by_one |= is_full;
         if !more {
             slot.accept = None;
-            if slot.paused || taken_back {
-                // It goes on if it may, as after a short pause.
-                self.start_accept(listener);
-            } else if pause {
+            if is_full || (taken_back && slot.one_by_one && !slot.paused) {
                 self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
+            } else if slot.one_by_one {
+                // If there is no room for the next one, that waits in the kernel.
+                self.resume_accept(listener, done);
             } else {
                 self.start_accept(listener);
             }
+        } else if is_full && !was_one_by_one {
+            self.cancel(user_data);
         }
-        if taken_back {
+        if taken_back || (is_full && more && was_one_by_one) {
             return;
         }
         if let Some(outcome) = accept_outcome(accepted) {
             done.push(Completion { token, outcome });
+        }
+    }
+
+    /// Goes on, if there is room.
+    pub(super) fn resume_accept(&mut self, listener: u32, done: &mut Vec<Completion>) {
+        let waiting = |slot: &&ListenerSlot| slot.accept.is_none() && !slot.paused;
+        let Some(slot) = self.listeners.get(listener).filter(waiting) else { return };
+        match room::probe(slot.fd.as_fd()) {
+            Ok(()) => self.start_accept(listener),
+            Err(error) => {
+                done.push(Completion { token: slot.token, outcome: Outcome::Accepted(Err(error)) });
+                self.timers.push(self.now + ACCEPT_PAUSE, Timer::Accept(listener));
+            }
         }
     }
 
@@ -75,7 +102,8 @@ impl UringIo {
         else {
             return;
         };
-        let user_data = self.start(slot.token, Kind::Accept { listener });
+        let one = slot.one_by_one;
+        let user_data = self.start(slot.token, Kind::Accept { listener, one });
         if let Some(slot) = self.listeners.get_mut(listener) {
             slot.accept = Some(user_data);
         }
@@ -116,8 +144,7 @@ impl HandsOver for UringIo {
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         let address = socket::address_of_listener(&listener)?;
-        let (fd, paused) = (listener, true);
-        let slot = ListenerSlot { fd, token, accept: None, closing: false, paused };
+        let slot = ListenerSlot::new(listener, token, true);
         let id = self.listeners.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         Ok((ListenerId(id), address))
     }

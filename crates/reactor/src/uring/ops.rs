@@ -59,6 +59,8 @@ pub(super) fn permitted(zero_copy: bool, busy_poll: bool) -> Vec<Restriction> {
 pub(super) enum Kind {
     Accept {
         listener: u32,
+        /// One connection, instead of all that come.
+        one: bool,
     },
     /// A wait for news of a provider's slot.
     Watch {
@@ -169,6 +171,11 @@ impl OpSlot {
     pub(super) fn prepare(&mut self, fd: Fd, fixed: &FixedMemory) -> squeue::Entry {
         let kind = self.kind.as_mut().expect("the slot is in use");
         match kind {
+            Kind::Accept { one: true, .. } => {
+                let nowhere = std::ptr::null_mut();
+                let accept = opcode::Accept::new(fd, nowhere, std::ptr::null_mut());
+                accept.flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
+            }
             Kind::Accept { .. } => {
                 opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK).build()
             }

@@ -41,6 +41,7 @@ pub(crate) const ATTEMPTS: &[(&str, Attempt)] = &[
         call(libc::SYS_keyctl, [operation, own, 1, 0, 0, 0])
     }),
     ("daemon: network interfaces", |_| netlink(libc::NETLINK_ROUTE)),
+    ("daemon with disks: the kernel's NBD client", |_| netlink(libc::NETLINK_GENERIC)),
     ("daemon: the list of RDMA devices, and their requests", |_| rdma_devices()),
     ("daemon: the number of a network interface", |_| number_of_loopback()),
     ("a listener for each core, chosen by a BPF program", |place| steered(place.port())),
@@ -222,6 +223,7 @@ fn enter_again() -> io::Result<()> {
         listens: None,
         abstract_sockets: false,
         interfaces: false,
+        generic_netlink: false,
         rdma: false,
         counters: false,
         keyrings: false,

@@ -65,7 +65,7 @@ pub(crate) struct State {
     pub(crate) discovery_filter: DiscoveryFilter,
     pub(crate) retry_delays: [u16; 3],
     /// The limits of hosts, in all subsystems.
-    pub(crate) host_limits: Vec<HostLimit>,
+    pub(crate) host_limits: Arc<[HostLimit]>,
     /// The hash functions and groups with which hosts may authenticate.
     pub(crate) algorithms: Algorithms,
     pub(crate) generation: u64,
@@ -73,6 +73,8 @@ pub(crate) struct State {
     pub(crate) shown: Option<Arc<TargetSnapshot>>,
     /// What iSCSI exports.
     pub(crate) iscsi: IscsiState,
+    /// Another process is told of the reservations: none changes here until this target goes on alone.
+    pub(crate) holds_reservations: bool,
     /// The devices that are open, and how many use each: a namespace, and the logical unit of LUNs.
     devices: BTreeMap<DeviceId, usize>,
     last_device: u16,
@@ -428,7 +430,7 @@ impl State {
 
     /// What all subsystems have in common.
     pub(crate) fn common(&self) -> Common {
-        (self.retry_delays, self.algorithms.clone(), self.host_limits.as_slice().into())
+        (self.retry_delays, self.algorithms.clone(), Arc::clone(&self.host_limits))
     }
 
     /// What the queues of each subsystem have done so far.

@@ -23,7 +23,6 @@ use raceline_reactor::Socket;
 use crate::changes::config::TargetError;
 use crate::changes::control::{ANSWER_TIMEOUT, Control};
 use crate::changes::message::Message;
-use crate::changes::reservation_state::KeptReservations;
 use crate::changes::target::Target;
 use crate::path::handed::{HandedConnection, HandedTarget};
 use crate::path::suspension::{Incoming, Packed, Settled};
@@ -91,6 +90,9 @@ impl Target {
                 break;
             }
         }
+        // Initiators of iSCSI and hosts over TLS are served until they leave. What they changed now, the other process
+        // would not learn.
+        control.lock().holds_reservations = true;
         let packed = control.ask_all(ANSWER_TIMEOUT, |reply| Message::Pack { reply })?;
         let generation = self.generation();
         Ok(collect(generation, packed.into_iter().flatten().collect()))
@@ -98,6 +100,7 @@ impl Target {
 
     /// Goes on after [`Target::suspend`] or [`Target::install`].
     pub fn resume(&self) {
+        self.control.lock().holds_reservations = false;
         for core in 0..self.control.shared.cores() {
             self.control.shared.send(core, Message::Resume);
         }
@@ -154,7 +157,8 @@ impl Target {
         Ok(())
     }
 
-    /// Gives a namespace the reservations that it had in another process. They are not kept anew.
+    /// Gives a namespace, and the LUNs over its device, the reservations that it had in another process. They are not kept
+    /// anew.
     ///
     /// # Errors
     /// When there is no such namespace, or a core does not answer.
@@ -165,15 +169,8 @@ impl Target {
         reservations: Reservations,
     ) -> Result<(), TargetError> {
         let mut state = self.control.lock();
-        state.entry(nqn)?.namespace(nsid)?;
-        let kept = state.kept(nqn, nsid);
-        let can_persist = kept.store.is_some();
-        let next = Arc::new(Reservations { can_persist, ..reservations });
-        self.control.change(&mut state, nqn, |entry| {
-            entry.reservations.insert(nsid.0, KeptReservations { state: next, ..kept });
-            Ok(())
-        })?;
-        self.control.publish(&mut state)
+        let device = state.entry(nqn)?.namespace(nsid)?.device;
+        self.control.restore(&mut state, device, reservations)
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use raceline_bdev::{BdevInfo, DeviceStats, Histogram, HistogramShape, SharedBdev};
+use raceline_proto::reservation::Reservations;
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, State};
@@ -20,6 +21,7 @@ use crate::changes::iscsi_view::Lun;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
+use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
 pub use self::info::{IscsiConnectionInfo, LunInfo, TargetNodeInfo};
@@ -297,6 +299,33 @@ impl Iscsi<'_> {
         Ok(number)
     }
 
+    /// The reservations of a LUN.
+    ///
+    /// # Errors
+    /// When there is no such LUN.
+    pub fn reservations(&self, name: &str, number: u16) -> Result<Reservations, TargetError> {
+        let mut state = self.target.control.lock();
+        let device = state.iscsi.device_of_lun(name, number)?;
+        let unit = state.iscsi.units.get(&device).map(|exported| exported.unit.state());
+        Ok(unit.map(|unit| unit.reservations.clone()).unwrap_or_default())
+    }
+
+    /// Gives a LUN, and the namespace over its device, the reservations that it had in another process. They are not kept
+    /// anew.
+    ///
+    /// # Errors
+    /// When there is no such LUN, or a core does not answer.
+    pub fn restore_reservations(
+        &self,
+        name: &str,
+        number: u16,
+        reservations: Reservations,
+    ) -> Result<(), TargetError> {
+        let mut state = self.target.control.lock();
+        let device = state.iscsi.device_of_lun(name, number)?;
+        self.target.control.restore(&mut state, device, reservations)
+    }
+
     /// Removes a LUN. Its commands in flight finish; those that have not reached the device, and those that come later, are
     /// told that there is no such LUN.
     ///
@@ -307,6 +336,23 @@ impl Iscsi<'_> {
         let lun = state.iscsi.take_lun(name, number)?;
         self.target.control.publish(&mut state)?;
         self.forget_lun(&mut state, &lun)
+    }
+
+    /// Sets the limits of a device, for all LUNs over it; `None`: it has none. Commands that wait go by the new limits.
+    ///
+    /// # Errors
+    /// When no LUN is over the device, or a core does not answer.
+    pub fn set_device_limits(
+        &self,
+        bdev: &SharedBdev,
+        throttle: Option<Throttle>,
+    ) -> Result<(), TargetError> {
+        self.change(|state| {
+            let device = state.device_of(bdev);
+            let name = || IscsiError::Missing(format!("LUN over device {}", bdev.info().name));
+            state.limit_unit(device.ok_or_else(name)?, throttle);
+            Ok(())
+        })
     }
 
     /// Lets initiator groups reach a target node by portal groups.
@@ -472,6 +518,7 @@ impl Control {
         let store = place.map(|place| Arc::clone(&place.store));
         let exported = Exported { bdev: Arc::clone(bdev), unit: Arc::clone(&unit), store, luns: 1 };
         state.iscsi.units.insert(device, exported);
+        state.iscsi.limit_unit(device, config.throttle.clone());
         Ok(Lun { device, unit })
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use raceline_bdev::SharedBdev;
 
 use crate::changes::reservation_state::ReservationPlace;
+use crate::records::throttle::Throttle;
 
 /// Commands that a session may have outstanding by default: the window between ExpCmdSN and MaxCmdSN.
 pub const DEFAULT_ISCSI_QUEUE_DEPTH: u16 = 128;
@@ -393,13 +394,23 @@ pub struct LunConfig {
     /// Where its reservations are kept so that they persist through a power loss (APTPL); `None`: they cannot, unless the
     /// namespace over the same device has a place. The LUNs over one device are one unit: that of the first counts.
     pub reservations: Option<ReservationPlace>,
+    /// The limits of the device ([`Target::throttle`](crate::Target::throttle)); `None`: it has none. The LUNs over one
+    /// device are one unit: that of the first counts.
+    pub throttle: Option<Throttle>,
 }
 
 impl LunConfig {
     /// The lowest free number, the identity of the device.
     #[must_use]
     pub fn new(bdev: SharedBdev) -> Self {
-        Self { lun: None, bdev, serial: String::new(), uuid: None, reservations: None }
+        Self {
+            lun: None,
+            bdev,
+            serial: String::new(),
+            uuid: None,
+            reservations: None,
+            throttle: None,
+        }
     }
 }
 

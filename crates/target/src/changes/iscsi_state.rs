@@ -12,6 +12,7 @@ use crate::changes::iscsi_config::{
 use crate::changes::iscsi_view::{IscsiView, Lun, Node, PortalGroup};
 use crate::changes::reservation_state::ReservationStore;
 use crate::records::names::DeviceId;
+use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
 /// What iSCSI exports.
@@ -203,6 +204,16 @@ impl IscsiState {
         lun.ok_or_else(|| IscsiError::Missing(format!("LUN {number} of target node {name}")))
     }
 
+    /// The device of a LUN.
+    pub(crate) fn device_of_lun(
+        &mut self,
+        name: &str,
+        number: u16,
+    ) -> Result<DeviceId, IscsiError> {
+        let lun = self.node_mut(name)?.lun(number).map(|lun| lun.device);
+        lun.ok_or_else(|| IscsiError::Missing(format!("LUN {number} of target node {name}")))
+    }
+
     /// One LUN less is this unit. Gives whether it was the last, so that the unit is gone.
     pub(crate) fn release_unit(&mut self, device: DeviceId) -> bool {
         let Some(exported) = self.units.get_mut(&device) else { return false };
@@ -211,7 +222,20 @@ impl IscsiState {
             return false;
         }
         self.units.remove(&device);
+        self.limit_unit(device, None);
         true
+    }
+
+    /// Sets the limits of the unit over a device.
+    pub(crate) fn limit_unit(&mut self, device: DeviceId, throttle: Option<Throttle>) {
+        if throttle.is_none() && !self.view.limits.units.contains_key(&device) {
+            return;
+        }
+        let units = &mut Arc::make_mut(&mut self.view.limits).units;
+        match throttle {
+            Some(throttle) => units.insert(device, throttle),
+            None => units.remove(&device),
+        };
     }
 
     /// The device of the unit over a block device.

@@ -11,7 +11,9 @@ use raceline_scsi::Port;
 use crate::changes::iscsi_config::{
     ChapPolicy, ChapSecret, InitiatorGroupConfig, IscsiSettings, PortalGroupConfig, PortalMap,
 };
+use crate::records::limited::{HostLimit, Levels};
 use crate::records::names::DeviceId;
+use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
 /// What initiators can reach.
@@ -26,6 +28,27 @@ pub(crate) struct IscsiView {
     pub(crate) auth_groups: BTreeMap<u32, Arc<[ChapSecret]>>,
     /// By name; the same [`Arc`] as before where nothing has changed.
     pub(crate) nodes: BTreeMap<String, Arc<Node>>,
+    /// The same [`Arc`] as before where nothing has changed.
+    pub(crate) limits: Arc<IscsiLimits>,
+}
+
+/// The limits that initiators meet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IscsiLimits {
+    /// Of the logical units over a device.
+    pub(crate) units: BTreeMap<DeviceId, Throttle>,
+    /// Of hosts, for all that they do.
+    pub(crate) hosts: Arc<[HostLimit]>,
+}
+
+impl IscsiLimits {
+    /// The limits of an initiator's commands for a device; `None`: there are none.
+    pub(crate) fn levels(&self, device: DeviceId, initiator: &str) -> Option<Levels> {
+        let of_unit = self.units.get(&device).into_iter();
+        let of_host = self.hosts.iter().filter(|limit| limit.limits_initiator(initiator));
+        let all: Levels = of_unit.chain(of_host.map(|limit| &limit.throttle)).cloned().collect();
+        (!all.is_empty()).then_some(all)
+    }
 }
 
 /// A portal group.

@@ -1,8 +1,11 @@
 //! Limits of rates: of namespaces, of subsystems, and of hosts alone or in groups; and weights of hosts.
 
+use std::sync::Arc;
+
 use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::TargetError;
+use crate::changes::iscsi_config::check_name;
 use crate::changes::target::Target;
 use crate::records::limited::{HostLimit, Weight};
 use crate::records::throttle::{MAX_BURST, QosLimits, Throttle};
@@ -54,17 +57,17 @@ impl Target {
         })
     }
 
-    /// Sets the limits of hosts, in all subsystems: each element is of some hosts, which share it.
+    /// Sets the limits of hosts, in all subsystems and at all iSCSI target nodes: each element is of some hosts, which
+    /// share it.
     ///
     /// # Errors
-    /// When a core does not answer.
-    pub fn set_host_limits(&self, limits: &[(Vec<Nqn>, Throttle)]) -> Result<(), TargetError> {
+    /// When a core does not answer, or an initiator has no iSCSI name; then nothing has changed.
+    pub fn set_host_limits(&self, limits: Vec<HostLimit>) -> Result<(), TargetError> {
+        limits.iter().flat_map(|limit| &limit.initiators).try_for_each(|name| check_name(name))?;
         let mut state = self.control.lock();
-        let limit = |(hosts, throttle): &(Vec<Nqn>, Throttle)| HostLimit {
-            hosts: hosts.clone(),
-            throttle: throttle.clone(),
-        };
-        state.host_limits = limits.iter().map(limit).collect();
+        let hosts: Arc<[HostLimit]> = limits.into();
+        state.host_limits = Arc::clone(&hosts);
+        Arc::make_mut(&mut state.iscsi.view.limits).hosts = hosts;
         state.describe_all_anew();
         self.control.publish(&mut state)
     }

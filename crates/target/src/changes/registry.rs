@@ -66,7 +66,7 @@ impl Control {
         if let Some(exported) = state.iscsi.units.get(&device) {
             exported.unit.install(before, next);
         }
-        self.show_reservations(state, device, next)
+        Ok(self.show_reservations(state, device, next)?)
     }
 
     /// Shows hosts the reservations of the namespace on a device.
@@ -75,14 +75,31 @@ impl Control {
         state: &mut State,
         device: DeviceId,
         next: &Reservations,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), TargetError> {
         let Some((nqn, nsid, true)) = state.namespace_on(device) else { return Ok(()) };
         let kept = KeptReservations { state: Arc::new(next.clone()), ..state.kept(&nqn, nsid) };
         self.change(state, &nqn, |entry| {
             entry.reservations.insert(nsid.0, kept);
             Ok(())
         })?;
-        Ok(self.publish(state)?)
+        self.publish(state)
+    }
+
+    /// Gives a device the reservations that it had in another process, in which they are kept.
+    pub(super) fn restore(
+        &self,
+        state: &mut State,
+        device: DeviceId,
+        reservations: Reservations,
+    ) -> Result<(), TargetError> {
+        let can_persist = !state.stores(device).is_empty();
+        let mut next = Reservations { can_persist, ..reservations };
+        state.iscsi.renumber(&mut next);
+        if let Some(exported) = state.iscsi.units.get(&device) {
+            let before = exported.unit.state();
+            exported.unit.install(&before.reservations, &next);
+        }
+        self.show_reservations(state, device, &next)
     }
 
     /// A namespace comes to a device that may be a logical unit already. The next snapshot shows what they have in common.

@@ -204,6 +204,7 @@ impl Control {
     ) -> Result<Option<(DeviceId, WaitsOn)>, Status> {
         let ReservationRequest { nqn, nsid, .. } = request;
         let mut state = self.lock();
+        state.check_changeable()?;
         let exported = state.seen_by(request)?;
         let device = exported.device;
         match exported.namespace.protection {
@@ -252,6 +253,7 @@ impl Control {
     ) -> Result<Option<(DeviceId, WaitsOn)>, Status> {
         let ReservationRequest { nqn, nsid, host, .. } = request;
         let mut state = self.lock();
+        state.check_changeable()?;
         let device = state.seen_by(request)?.device;
         let entry = state.entry(nqn).map_err(|_| Status::INVALID_NAMESPACE.dnr())?;
         if entry.shown_reservations().is_none() {
@@ -293,6 +295,7 @@ impl Control {
     fn reserve_unit(&self, request: &UnitRequest) -> Result<Vec<Registrant>, Refusal> {
         let UnitRequest { device, nexus, change, .. } = request;
         let mut state = self.lock();
+        state.check_changeable().map_err(|_| Refusal::Busy)?;
         let exported = state.iscsi.units.get(device).ok_or(Sense::NO_SUCH_LUN)?;
         let unit = Arc::clone(&exported.unit);
         let namespace = state.namespace_on(*device);
@@ -381,6 +384,11 @@ impl Waiting {
 }
 
 impl State {
+    /// Refuses a change that a process which takes the place of this one would not learn of. It can be asked for again.
+    fn check_changeable(&self) -> Result<(), Status> {
+        if self.holds_reservations { Err(Status::COMMAND_INTERRUPTED) } else { Ok(()) }
+    }
+
     /// The namespace that a request names, if its host sees it.
     fn seen_by(&mut self, request: &ReservationRequest) -> Result<&mut Exported, Status> {
         let gone = Status::INVALID_NAMESPACE.dnr();

@@ -38,6 +38,9 @@ pub struct RdmaConfig {
     pub buffer_bytes: u64,
     /// Receives that all queue pairs of a listener share, at most; 0: each has its own.
     pub shared_receives: u32,
+    /// The device reads data of namespaces in memory where they are, without a copy. That memory is then pinned: all of it is
+    /// allocated, and deallocated blocks give none of it back. Buffers of the cores are read in place in any case.
+    pub reads_regions: bool,
     /// Queue pairs at a time.
     pub connections: usize,
     /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
@@ -57,6 +60,7 @@ impl RdmaConfig {
             transfer_bytes,
             buffer_bytes: (64 << 20).max(u64::from(transfer_bytes) * 4),
             shared_receives: SHARED_RECEIVES,
+            reads_regions: false,
             connections: 1024,
             completions: 1 << 16,
         }

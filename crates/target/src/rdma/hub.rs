@@ -1,6 +1,6 @@
 //! What a listener has of its device: its queue pairs, and the connections over them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -8,13 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use raceline_rdma::verbs::{Access, ConnectionId, Provider};
-use raceline_rdma::{Loss, PortCounts, TargetEvent, TargetPort, TargetPortEvent};
+use raceline_rdma::{Loss, PortCounts, Table, TargetEvent, TargetPort, TargetPortEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, SendBatch};
 
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
 use super::line::{Line, Works};
+use super::places::Places;
 
 /// The time between two looks at the deadlines of queue pairs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,6 +23,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(1);
 /// At the end of all connections of a listener that is gone, the core waits no longer than this for them.
 const LAST_LINGER: Duration = Duration::from_millis(10);
+/// Connections in the array of [`Table`].
+const LINES_NEAR: usize = 64;
 /// Times that a listener asks the device in a row.
 const MAX_PUMPS: usize = 64;
 
@@ -36,7 +39,7 @@ pub(super) struct Arrival {
 /// The queue pairs of one listener.
 pub(super) struct Hub {
     works: Works,
-    lines: BTreeMap<ConnectionId, Line>,
+    lines: Table<Line>,
     arrivals: VecDeque<Arrival>,
     /// Connections that are closed, whose last responses leave.
     closing: Vec<(ConnectionId, Instant)>,
@@ -55,12 +58,13 @@ impl Hub {
             port: TargetPort::new(device, config.port()),
             fetched: Buffers::new(fetched, half),
             given: Buffers::new(Access::LOCAL, half),
+            places: Places::new(config.reads_regions),
             starved: Vec::new(),
             released: false,
         };
         Self {
             works,
-            lines: BTreeMap::new(),
+            lines: Table::new(LINES_NEAR),
             arrivals: VecDeque::new(),
             closing: Vec::new(),
             checked: Instant::now(),
@@ -68,9 +72,10 @@ impl Hub {
         }
     }
 
-    /// The device's name, and what was done with it.
-    pub(super) fn counts(&mut self) -> (String, PortCounts) {
-        (self.works.port.provider().name().to_owned(), self.works.port.counts())
+    /// The device's name, what was done with it, and how many data it has read in place.
+    pub(super) fn counts(&mut self) -> (String, PortCounts, u64) {
+        let name = self.works.port.provider().name().to_owned();
+        (name, self.works.port.counts(), self.works.places.leased())
     }
 
     /// Whether the device was removed: no connection comes any more.
@@ -110,6 +115,7 @@ impl Hub {
             self.checked = now;
             self.works.port.check_deadlines(now);
             self.settle(now);
+            self.works.places.forget_ended(self.works.port.provider());
         }
         if self.closing.is_empty() {
             return;
@@ -154,10 +160,10 @@ impl Hub {
                 let peer = self.works.port.provider().peer(id);
                 // A peer without an address counts as one of the listener's own machine.
                 let peer = peer.unwrap_or(SocketAddr::new(listener.ip(), 0));
-                self.lines.insert(id, Line::new(id, qid, grant.entries, near));
+                self.lines.insert(id.0, Line::new(id, qid, grant.entries, near));
                 self.arrivals.push_back(Arrival { id, peer, bell: far });
             }
-            TargetPortEvent::Queue(event) => match self.lines.get_mut(&id) {
+            TargetPortEvent::Queue(event) => match self.lines.get_mut(id.0) {
                 Some(line) => {
                     line.handle(&mut self.works, event);
                     line.ring_if_waited_for();
@@ -165,11 +171,11 @@ impl Hub {
                 None => self.give_back(id, event),
             },
             TargetPortEvent::Closed => {
-                let Some(line) = self.lines.get_mut(&id) else { return };
+                let Some(line) = self.lines.get_mut(id.0) else { return };
                 line.is_over = true;
                 if line.is_dropped {
                     line.end(&mut self.works);
-                    self.lines.remove(&id);
+                    self.lines.remove(id.0);
                 }
             }
         }
@@ -190,7 +196,7 @@ impl Hub {
     /// Buffers have come back: those who wait for one try again.
     fn feed(&mut self) {
         for id in std::mem::take(&mut self.works.starved) {
-            let Some(line) = self.lines.get_mut(&id) else { continue };
+            let Some(line) = self.lines.get_mut(id.0) else { continue };
             line.is_starved = false;
             line.fetch(&mut self.works);
             line.is_stalled = false;
@@ -227,8 +233,11 @@ impl Hub {
     // -------------------------------------------------------------------------- streams
 
     /// A stream begins a try: its bell is silent from now on.
-    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) {
-        if let Some(line) = self.lines.get_mut(&id) {
+    ///
+    /// # Errors
+    /// `WouldBlock` while the device may read data of a batch that was taken.
+    pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) -> io::Result<()> {
+        if let Some(line) = self.lines.get_mut(id.0) {
             line.waiting = Interest::NONE;
             if std::mem::take(&mut line.is_rung) {
                 // It was rung once; an error means that there is nothing to silence.
@@ -236,11 +245,18 @@ impl Hub {
             }
         }
         self.pump_work();
+        match self.lines.get_mut(id.0) {
+            Some(line) => {
+                line.owes = line.leases > 0;
+                if line.owes { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            }
+            None => Ok(()),
+        }
     }
 
     /// A stream ends a try, and waits for this.
     pub(super) fn wait(&mut self, id: ConnectionId, waiting: Interest) {
-        if let Some(line) = self.lines.get_mut(&id) {
+        if let Some(line) = self.lines.get_mut(id.0) {
             line.waiting = waiting;
             // Something may have come since it has looked.
             line.ring_if_waited_for();
@@ -251,7 +267,7 @@ impl Hub {
     }
 
     pub(super) fn unread(&self, id: ConnectionId) -> usize {
-        self.lines.get(&id).map_or(0, Line::unread)
+        self.lines.get(id.0).map_or(0, Line::unread)
     }
 
     /// [`raceline_reactor::ByteStream::receive`].
@@ -260,7 +276,7 @@ impl Hub {
         id: ConnectionId,
         into: &mut RecvBuffers,
     ) -> io::Result<usize> {
-        let line = self.lines.get_mut(&id).ok_or_else(lost)?;
+        let line = self.lines.get_mut(id.0).ok_or_else(lost)?;
         match line.loss {
             // As when a socket is closed.
             Some(Loss::Disconnected) => return Ok(0),
@@ -284,7 +300,12 @@ impl Hub {
         id: ConnectionId,
         batch: &mut SendBatch,
     ) -> io::Result<usize> {
-        let line = self.lines.get_mut(&id).ok_or_else(lost)?;
+        let line = self.lines.get_mut(id.0).ok_or_else(lost)?;
+        line.owes = line.loss.is_some() && line.leases > 0;
+        if line.owes {
+            // The batch stays where it is until its data are not read any longer.
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         if let Some(loss) = line.loss {
             return Err(io::Error::new(io::ErrorKind::ConnectionReset, loss));
         }
@@ -297,7 +318,7 @@ impl Hub {
             }
             Err(what) => {
                 tracing::error!(what, "the target has sent a PDU that RDMA cannot carry");
-                self.works.port.close(id, now);
+                self.works.port.abort(id, now);
                 self.settle(now);
                 Err(io::Error::other(what))
             }
@@ -307,17 +328,22 @@ impl Hub {
     /// Nobody has the connection any longer.
     pub(super) fn close(&mut self, id: ConnectionId, reset: bool) {
         let now = Instant::now();
-        let Some(line) = self.lines.get_mut(&id).filter(|line| !line.is_dropped) else { return };
+        let Some(line) = self.lines.get_mut(id.0).filter(|line| !line.is_dropped) else { return };
         line.is_dropped = true;
         line.waiting = Interest::NONE;
         line.drop_input(&mut self.works);
+        let is_read = line.leases > 0;
         if line.is_over {
             line.end(&mut self.works);
-            self.lines.remove(&id);
+            self.lines.remove(id.0);
             return self.settle(now);
         }
         let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());
-        if leaves && !reset {
+        if is_read {
+            // The memory of the controller's batch is used for other data from now on.
+            self.works.port.abort(id, now);
+        }
+        if leaves && !reset && !is_read {
             self.closing.push((id, now + LINGER));
         } else {
             self.finish_closing(id, now);
@@ -327,7 +353,7 @@ impl Hub {
 
     fn finish_closing(&mut self, id: ConnectionId, now: Instant) {
         self.works.port.close(id, now);
-        if let Some(line) = self.lines.get_mut(&id) {
+        if let Some(line) = self.lines.get_mut(id.0) {
             line.abandon(&mut self.works);
         }
     }
@@ -338,25 +364,27 @@ impl Drop for Hub {
     fn drop(&mut self) {
         let until = Instant::now() + LAST_LINGER;
         let leaves = |hub: &mut Self| {
-            let ids: Vec<_> = hub.lines.keys().copied().collect();
+            let ids = hub.lines.numbers();
             ids.into_iter()
+                .map(ConnectionId)
                 .any(|id| hub.works.port.queue(id).is_some_and(|queue| queue.awaits_host()))
         };
         while leaves(self) && Instant::now() < until {
             self.pump();
             std::thread::yield_now();
         }
-        for id in self.lines.keys().copied().collect::<Vec<_>>() {
+        for id in self.lines.numbers().into_iter().map(ConnectionId) {
             self.finish_closing(id, Instant::now());
         }
         self.settle(Instant::now());
-        for (_, mut line) in std::mem::take(&mut self.lines) {
+        for (_, mut line) in self.lines.drain() {
             line.end(&mut self.works);
         }
-        let Works { port, fetched, given, .. } = &mut self.works;
+        let Works { port, fetched, given, places, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
         port.end();
+        places.clear(port.provider());
     }
 }
 

@@ -1,7 +1,6 @@
 //! One RDMA connection: its capsules and data as PDUs of NVMe/TCP, both ways.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -14,7 +13,7 @@ use raceline_proto::tcp::pdu::{
     MIN_MAXH2CDATA, PduType, R2tPdu, flags,
 };
 use raceline_rdma::verbs::{ConnectionId, Provider, Region};
-use raceline_rdma::{CommandToken, Loss, TargetEvent, TargetPort};
+use raceline_rdma::{CommandToken, Loss, Table, TargetEvent, TargetPort};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, UnsentReader};
 use zerocopy::little_endian::U32;
@@ -22,6 +21,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::buffers::Buffers;
 use super::config::Device;
+use super::places::{Lease, Places};
 
 /// Bytes of the longest header.
 const MAX_HEADER: usize = IcReqPdu::LEN;
@@ -31,6 +31,8 @@ const LEAST_HEADER: usize = CapsuleRespPdu::LEN;
 const MOST_READ: usize = 16 * 1024;
 /// The tag of a response without data.
 const NO_DATA: u32 = u32::MAX;
+/// In a tag: the device reads the data of the response in place, in the range with this number.
+const IN_PLACE: u32 = 1 << 31;
 /// Offset of SQSIZE in a Connect (Fabrics 1.1, 3.3).
 const IPO_SQSIZE: u32 = 44;
 /// Offset of QID there.
@@ -43,6 +45,8 @@ pub(super) struct Works {
     pub(super) fetched: Buffers,
     /// For data to hosts.
     pub(super) given: Buffers,
+    /// Where data for hosts are that need no copy.
+    pub(super) places: Places,
     /// Connections that have found no buffer.
     pub(super) starved: Vec<ConnectionId>,
     /// A buffer has come back since the starved ones have tried.
@@ -97,7 +101,9 @@ struct Command {
     waits: bool,
     fetched: Option<Region>,
     given: Option<Region>,
-    /// Bytes in `given`.
+    /// Data for the host that the device reads where they are.
+    in_place: Option<Lease>,
+    /// Bytes in `given`, or in place.
     received: u32,
     /// The controller has answered before its data were there.
     early: Option<Cqe>,
@@ -112,24 +118,6 @@ enum Expects {
     Data { slot: u16, at: u32, left: u32, success: bool },
     /// Bytes that mean nothing.
     Skip(usize),
-}
-
-/// A hash of a command identifier. A host that chooses identifiers that collide makes its own queue slower.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u16(byte.into()));
-    }
-
-    fn write_u16(&mut self, number: u16) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
 }
 
 /// The controller's end has said something that it never says: a bug of the target.
@@ -147,7 +135,8 @@ pub(super) struct Line {
     headers: Vec<u8>,
     headers_at: usize,
     commands: Vec<Command>,
-    slots: HashMap<CommandId, u16, BuildHasherDefault<Spread>>,
+    /// Slots by command identifiers.
+    slots: Table<u16>,
     /// Commands whose data wait for a buffer.
     to_fetch: VecDeque<u16>,
     /// Buffers of responses that are under way, by tag.
@@ -159,6 +148,10 @@ pub(super) struct Line {
     max_h2c: u32,
     /// Bytes of the buffers that it has.
     held: u64,
+    /// Data of batches that were taken, and which the device may still read there.
+    pub(super) leases: u32,
+    /// The controller's batch waits for the end of all leases.
+    pub(super) owes: bool,
     /// A PDU waits for a buffer.
     pub(super) is_stalled: bool,
     /// It is among [`Works::starved`].
@@ -185,7 +178,7 @@ impl Line {
             headers: Vec::with_capacity(count * CapsuleCmdPdu::LEN + MAX_HEADER),
             headers_at: 0,
             commands: (0..entries).map(|_| Command::default()).collect(),
-            slots: HashMap::with_capacity_and_hasher(2 * count, BuildHasherDefault::default()),
+            slots: Table::new(2 * count),
             to_fetch: VecDeque::with_capacity(count),
             sending: Vec::with_capacity(count),
             tags: Vec::with_capacity(count),
@@ -194,6 +187,8 @@ impl Line {
             expects: Expects::Header,
             max_h2c: MIN_MAXH2CDATA,
             held: 0,
+            leases: 0,
+            owes: false,
             is_stalled: false,
             is_starved: false,
             loss: None,
@@ -237,7 +232,9 @@ impl Line {
     /// Wakes the stream's core, if that waits for what there is.
     pub(super) fn ring_if_waited_for(&mut self) {
         let reads = self.waiting.read && (self.has_input() || self.loss.is_some());
-        let writes = self.waiting.write && (!self.is_stalled || self.loss.is_some());
+        let can_write =
+            if self.owes { self.leases == 0 } else { !self.is_stalled || self.loss.is_some() };
+        let writes = self.waiting.write && can_write;
         if reads || writes {
             self.ring();
         }
@@ -313,13 +310,16 @@ impl Line {
             TargetEvent::DataHere(token) => self.data_here(works, token),
             TargetEvent::DataLost(slot) => {
                 let command = &mut self.commands[usize::from(slot)];
-                self.slots.remove(&command.cid);
+                self.slots.remove(command.cid.0.into());
                 if let Some(region) = command.fetched.take() {
                     self.held -= u64::from(region.len);
                     works.give_fetched(region);
                 }
             }
             TargetEvent::Responded(NO_DATA) => {}
+            TargetEvent::Responded(tag) if tag & IN_PLACE != 0 => {
+                self.end_lease(works, tag & !IN_PLACE);
+            }
             TargetEvent::Responded(tag) => {
                 let place = self.sending.get_mut(usize::try_from(tag).unwrap_or(usize::MAX));
                 if let Some(region) = place.and_then(Option::take) {
@@ -350,7 +350,7 @@ impl Line {
     ) {
         let cid = sqe.command_id();
         let judged = match data {
-            Ok(_) if self.slots.contains_key(&cid) => Err((Status::CID_CONFLICT.dnr(), 0)),
+            Ok(_) if self.slots.get(cid.0.into()).is_some() => Err((Status::CID_CONFLICT.dnr(), 0)),
             Ok(data) => self.check_connect(works, &mut sqe).map(|()| data),
             Err(status) => Err((status, 0)),
         };
@@ -373,7 +373,7 @@ impl Line {
         if let Some((capsules, at, len)) = capsule {
             self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
         }
-        self.slots.insert(cid, slot);
+        self.slots.insert(cid.0.into(), slot);
         self.commands[usize::from(slot)] =
             Command { token: Some(token), cid, len: data.len(), ..Command::default() };
     }
@@ -468,7 +468,7 @@ impl Line {
                     if wanted < usize::from(self.header[2]) {
                         continue;
                     }
-                    if !self.handle_header(works)? {
+                    if !self.handle_header(works, input)? {
                         self.is_stalled = true;
                         break;
                     }
@@ -485,13 +485,17 @@ impl Line {
                 }
                 Expects::Data { slot, at, left, success } => {
                     let command = &mut self.commands[usize::from(*slot)];
-                    let Some(region) = &command.given else { return Err("data without a buffer") };
-                    // From where the data are to where the RDMA WRITE takes them: the only copy.
                     let mut count = 0;
-                    works
-                        .port
-                        .provider()
-                        .fill(region, *at, *left, &mut |place| count = input.copy(place));
+                    if command.in_place.is_some() {
+                        count = input.skip(usize::try_from(*left).unwrap_or(0));
+                    } else {
+                        let Some(region) = &command.given else {
+                            return Err("data without a buffer");
+                        };
+                        // From where the data are to where the RDMA WRITE takes them.
+                        let mut copy = |place: &mut [u8]| count = input.copy(place);
+                        works.port.provider().fill(region, *at, *left, &mut copy);
+                    }
                     taken += count;
                     let count = u32::try_from(count).unwrap_or(0);
                     (*at, *left) = (*at + count, *left - count);
@@ -522,7 +526,11 @@ impl Line {
     }
 
     /// Handles a header that is complete. False: there is no buffer for what it announces.
-    fn handle_header(&mut self, works: &mut Works) -> Result<bool, Broken> {
+    fn handle_header(
+        &mut self,
+        works: &mut Works,
+        rest: &UnsentReader<'_>,
+    ) -> Result<bool, Broken> {
         let header = &self.header[..self.header_len];
         match PduType::from_wire(header[0]) {
             Some(PduType::IcResp) => {
@@ -538,7 +546,7 @@ impl Line {
             }
             Some(PduType::C2hData) => {
                 let data = *parse::<C2hDataPdu>(header)?;
-                return self.begin_data(works, &data);
+                return self.begin_data(works, &data, rest);
             }
             Some(PduType::R2t) => {
                 let r2t = *parse::<R2tPdu>(header)?;
@@ -566,14 +574,26 @@ impl Line {
         }
     }
 
-    fn begin_data(&mut self, works: &mut Works, data: &C2hDataPdu) -> Result<bool, Broken> {
+    fn begin_data(
+        &mut self,
+        works: &mut Works,
+        data: &C2hDataPdu,
+        rest: &UnsentReader<'_>,
+    ) -> Result<bool, Broken> {
         let cid = CommandId(data.cccid.get());
-        let slot = *self.slots.get(&cid).ok_or("data of an unknown command")?;
+        let slot = *self.slots.get(cid.0.into()).ok_or("data of an unknown command")?;
         let (at, left) = (data.datao.get(), data.datal.get());
         let len = self.commands[usize::from(slot)].len;
         let fits = at.checked_add(left).is_some_and(|end| end <= len);
         if !fits || usize::from(data.common.pdo) != C2hDataPdu::LEN || left == 0 {
             return Err("data that the host has no room for");
+        }
+        let success = data.common.flags & flags::SUCCESS != 0;
+        let is_whole =
+            left == len && (success || rest.has_more_than(usize::try_from(left).unwrap_or(0)));
+        if is_whole && self.lease(works, slot, rest) {
+            self.expects = Expects::Data { slot, at, left, success };
+            return Ok(true);
         }
         if self.commands[usize::from(slot)].given.is_none() {
             let share = works.given.share();
@@ -589,15 +609,34 @@ impl Line {
             self.held += u64::from(region.len);
             self.commands[usize::from(slot)].given = Some(region);
         }
-        let success = data.common.flags & flags::SUCCESS != 0;
         self.expects = Expects::Data { slot, at, left, success };
         Ok(true)
+    }
+
+    /// Has the device read the data of a command where they are, if it can. They are all of them, and their response is in
+    /// the same batch: the batch is kept until the response has left.
+    fn lease(&mut self, works: &mut Works, slot: u16, rest: &UnsentReader<'_>) -> bool {
+        let command = &mut self.commands[usize::from(slot)];
+        if command.in_place.is_some() || command.given.is_some() || command.token.is_none() {
+            return false;
+        }
+        command.in_place = works.places.lease(works.port.provider(), rest, command.len);
+        let Some(lease) = command.in_place else { return false };
+        self.leases += u32::from(lease.keeps_batch);
+        true
+    }
+
+    /// The device reads data in a range no longer.
+    fn end_lease(&mut self, works: &mut Works, range: u32) {
+        if works.places.end(range) {
+            self.leases = self.leases.saturating_sub(1);
+        }
     }
 
     /// The controller asks for the data of a command, always for all of them.
     fn ask(&mut self, works: &mut Works, r2t: &R2tPdu) -> Result<(), Broken> {
         let cid = CommandId(r2t.cccid.get());
-        let slot = *self.slots.get(&cid).ok_or("an R2T of an unknown command")?;
+        let slot = *self.slots.get(cid.0.into()).ok_or("an R2T of an unknown command")?;
         let command = &mut self.commands[usize::from(slot)];
         if r2t.r2to.get() != 0 || r2t.r2tl.get() != command.len || command.waits {
             return Err("an R2T for a part of a command's data");
@@ -638,7 +677,7 @@ impl Line {
 
     /// The controller has ended a command.
     fn finish(&mut self, works: &mut Works, cqe: Cqe) -> Result<(), Broken> {
-        let slot = *self.slots.get(&cqe.cid).ok_or("a response to an unknown command")?;
+        let slot = *self.slots.get(cqe.cid.0.into()).ok_or("a response to an unknown command")?;
         let command = &mut self.commands[usize::from(slot)];
         match command.token.take() {
             Some(token) => self.respond(works, slot, token, cqe),
@@ -649,10 +688,20 @@ impl Line {
 
     fn respond(&mut self, works: &mut Works, slot: u16, token: CommandToken, mut cqe: Cqe) {
         let command = &mut self.commands[usize::from(slot)];
-        self.slots.remove(&command.cid);
+        self.slots.remove(command.cid.0.into());
         command.waits = false;
         let (len, received) = (command.len, command.received);
+        let in_place = command.in_place.take();
         let mut data = command.given.take();
+        if let Some(lease) = in_place {
+            if cqe.status.is_success() && received == len {
+                let tag = IN_PLACE | lease.range;
+                if let Some(queue) = works.port.queue(self.id) {
+                    return queue.respond(token, cqe, Some(lease.data), tag);
+                }
+            }
+            self.end_lease(works, lease.range);
+        }
         if let Some(region) = data
             && (!cqe.status.is_success() || received != len)
         {
@@ -711,7 +760,10 @@ impl Line {
         for command in &mut self.commands {
             command.fetched.take().into_iter().for_each(|region| works.give_fetched(region));
             command.given.take().into_iter().for_each(|region| works.give_given(region));
+            let lease = command.in_place.take();
+            lease.into_iter().for_each(|lease| _ = works.places.end(lease.range));
         }
+        self.leases = 0;
         for region in self.sending.drain(..).flatten() {
             works.give_given(region);
         }

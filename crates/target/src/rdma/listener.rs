@@ -90,7 +90,7 @@ impl Listener {
         let State::Listening(hub) = &self.state else { return };
         let mut hub = lock(hub);
         let address = self.address;
-        let (name, _) = hub.counts();
+        let (name, ..) = hub.counts();
         tracing::warn!(
             %address,
             device = name,
@@ -126,7 +126,7 @@ impl Listener {
         let watched = self.news.watch(lock(&hub).news());
         match watched {
             Ok(()) => {
-                let (name, _) = lock(&hub).counts();
+                let (name, ..) = lock(&hub).counts();
                 // As loud as the loss: whoever has seen that looks for this.
                 tracing::warn!(%address, device = name, "an RDMA listener has a device again");
                 self.state = State::Listening(hub);

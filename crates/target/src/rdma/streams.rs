@@ -35,6 +35,8 @@ pub struct RdmaDeviceStats {
     pub name: String,
     /// Counts since the listener has opened it.
     pub counts: PortCounts,
+    /// Responses whose data the device has read where they were, without a copy.
+    pub in_place: u64,
 }
 
 impl RdmaStreams {
@@ -62,8 +64,8 @@ impl RdmaStreams {
     #[must_use]
     pub fn devices(&self) -> Vec<RdmaDeviceStats> {
         let stats = |(address, hub): (SocketAddr, Arc<Mutex<Hub>>)| {
-            let (name, counts) = lock(&hub).counts();
-            RdmaDeviceStats { address, name, counts }
+            let (name, counts, in_place) = lock(&hub).counts();
+            RdmaDeviceStats { address, name, counts, in_place }
         };
         self.opener.hubs().into_iter().map(stats).collect()
     }
@@ -115,8 +117,7 @@ impl Stream {
 
 impl ByteStream for Stream {
     fn advance(&mut self) -> io::Result<()> {
-        lock(&self.hub).begin(self.id, &mut self.bell);
-        Ok(())
+        lock(&self.hub).begin(self.id, &mut self.bell)
     }
 
     fn receive(&mut self, into: &mut RecvBuffers) -> io::Result<usize> {

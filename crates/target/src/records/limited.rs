@@ -46,9 +46,20 @@ impl Weight {
 
 /// Limits that some hosts share.
 #[derive(Clone, Debug)]
-pub(crate) struct HostLimit {
-    pub(crate) hosts: Vec<Nqn>,
-    pub(crate) throttle: Throttle,
+pub struct HostLimit {
+    /// NVMe hosts.
+    pub hosts: Vec<Nqn>,
+    /// iSCSI initiators, by their names (RFC 7143, 4.2.7).
+    pub initiators: Vec<String>,
+    /// The limits.
+    pub throttle: Throttle,
+}
+
+impl HostLimit {
+    /// Whether an iSCSI initiator is one of them. Names are compared in lower case (RFC 7143, 4.2.7.2).
+    pub(crate) fn limits_initiator(&self, name: &str) -> bool {
+        self.initiators.iter().any(|one| one.eq_ignore_ascii_case(name))
+    }
 }
 
 /// All limits that a command has to keep.

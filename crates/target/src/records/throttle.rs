@@ -97,6 +97,11 @@ impl Throttle {
         }))
     }
 
+    /// Whether both are one: what is done under one of them counts for the other.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// What it enforces.
     #[must_use]
     pub fn limits(&self) -> QosLimits {

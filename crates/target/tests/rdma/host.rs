@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use raceline_bdev::SharedBdev;
 use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, Nqn, QueueId, Sqe, Status};
@@ -30,6 +31,8 @@ const MEMORY: u32 = 16 << 20;
 pub(crate) struct Fabric {
     pub(crate) network: Network,
     stop: Arc<AtomicBool>,
+    /// The network moves only by [`Network::step`].
+    halted: Arc<AtomicBool>,
     engine: Option<JoinHandle<()>>,
     carried: Mutex<Vec<Arc<RdmaStreams>>>,
     /// No device of a target can be opened.
@@ -42,10 +45,11 @@ impl Fabric {
     pub(crate) fn new(config: NetworkConfig) -> Self {
         let network = Network::new(config);
         let stop = Arc::new(AtomicBool::new(false));
-        let (moved, stopped) = (network.clone(), Arc::clone(&stop));
+        let halted = Arc::new(AtomicBool::new(false));
+        let (moved, stopped, halts) = (network.clone(), Arc::clone(&stop), Arc::clone(&halted));
         let engine = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                if !moved.step() {
+                if halts.load(Ordering::Relaxed) || !moved.step() {
                     std::thread::sleep(Duration::from_micros(50));
                 }
             }
@@ -53,6 +57,7 @@ impl Fabric {
         Self {
             network,
             stop,
+            halted,
             engine: Some(engine),
             carried: Mutex::default(),
             are_devices_away: Arc::default(),
@@ -60,8 +65,19 @@ impl Fabric {
         }
     }
 
+    /// From now on nothing moves by itself, or all does again.
+    pub(crate) fn halt(&self, halts: bool) {
+        self.halted.store(halts, Ordering::Relaxed);
+        // A step may be under way.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+
     /// What carries a target's listeners.
     pub(crate) fn streams(&self, config: &TargetConfig) -> Arc<RdmaStreams> {
+        self.streams_of(RdmaConfig::of(config))
+    }
+
+    pub(crate) fn streams_of(&self, config: RdmaConfig) -> Arc<RdmaStreams> {
         let network = self.network.clone();
         let (are_away, tries) = (Arc::clone(&self.are_devices_away), Arc::clone(&self.tries));
         let open = move |_| {
@@ -72,7 +88,7 @@ impl Fabric {
             }
             Ok(Box::new(network.add_device()) as _)
         };
-        let streams = Arc::new(RdmaStreams::over(RdmaConfig::of(config), open));
+        let streams = Arc::new(RdmaStreams::over(config, open));
         self.carried.lock().unwrap().push(Arc::clone(&streams));
         streams
     }
@@ -85,9 +101,19 @@ impl Fabric {
     /// A target with a namespace of 16 MiB, that listens for TCP and for RDMA.
     pub(crate) fn target(&self, config: TargetConfig) -> (Target, SocketAddr, SocketAddr) {
         let streams = self.streams(&config);
+        self.target_of(config, streams, ram("16M"))
+    }
+
+    /// The same with another device.
+    pub(crate) fn target_of(
+        &self,
+        config: TargetConfig,
+        streams: Arc<RdmaStreams>,
+        device: SharedBdev,
+    ) -> (Target, SocketAddr, SocketAddr) {
         let target = Target::start(config).unwrap();
         target.add_subsystem(subsystem()).unwrap();
-        target.add_namespace(&nqn(), namespace(ram("16M"))).unwrap();
+        target.add_namespace(&nqn(), namespace(device)).unwrap();
         let tcp = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
         let address: SocketAddr = "127.0.0.1:4420".parse().unwrap();
         let rdma = target.add_listener_with(address, Some(streams as _)).unwrap();

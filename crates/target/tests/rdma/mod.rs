@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod host;
+mod in_place;
 mod removal;
 
 use std::time::Duration;

@@ -1,10 +1,11 @@
-//! The kernel's NBD client, in the guest, on a disk that `raceline connect --as nbd` makes outside.
+//! The kernel's NBD client, in the guest, on a disk that `raceline connect --as nbd` makes outside, and on disks that a
+//! daemon of the guest makes by RPC.
 
 use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::{Part, guest, script, watch};
+use super::{Part, drives, guest, script, watch};
 use crate::nbd::Disk;
 use crate::raceline::Tree;
 use crate::step::Outcome;
@@ -13,9 +14,11 @@ use crate::step::Outcome;
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     let scratch = super::scratch(tree, image)?;
     let device = format!("file:{},size=384M,buffered", scratch.join("disk.img").display());
+    let program = drives::stripped(tree, &scratch)?;
     let disk = Disk::start(tree, &["--bdev", &device, "--listen", "0"])?;
     let mut guest = guest(tree, image, Part::Disk)
         .args(["-e", &format!("PORT={}", disk.port()?)])
+        .args([Path::new("-f"), &program])
         .args([image, &script(tree, Part::Disk)])
         .start()?;
     let outcome = watch(&mut guest, |request| bail!("the guest asks for '{request}'"));

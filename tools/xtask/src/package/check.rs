@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use super::deb::PROGRAM;
 use super::image::USER;
 use super::{Packages, binary, make};
-use crate::child::Task;
+use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 use crate::setup;
 use crate::step::{Checks, Outcome};
@@ -29,6 +29,11 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let root = scratch.join("root");
     checks.run("install-upgrade-remove", || life(&made, &root));
     checks.run("rpm", || rpm(&made, &scratch.join("rpm")));
+    if has_program("rpmlint") {
+        checks.run("rpmlint", || rpmlint(&made));
+    } else {
+        checks.skip("rpmlint", "missing: rpmlint (package rpmlint)");
+    }
     checks.run("image", || image(&made, &scratch.join("image")));
     let outcome = checks.outcome();
     std::fs::remove_dir_all(&scratch)?;
@@ -65,6 +70,7 @@ fn files(made: &Packages) -> Result<()> {
         "./usr/lib/systemd/system/raceline.socket",
         "./usr/lib/systemd/system/raceline-disk@.service",
         "./usr/lib/sysusers.d/raceline.conf",
+        "./usr/share/raceline/systemd/rdma.conf",
         "./usr/share/doc/raceline/copyright",
         "./usr/share/doc/raceline/licences.txt.gz",
         "./usr/share/doc/raceline/sbom.cdx.json.gz",
@@ -255,6 +261,17 @@ fn rpm(made: &Packages, root: &Path) -> Result<()> {
     let folders = ["etc/raceline", "usr/share/raceline", "usr/share/doc/raceline"];
     let left = folders.into_iter().find(|folder| root.join(folder).exists());
     ensure!(left.is_none(), "the removal left {left:?}");
+    Ok(())
+}
+
+/// rpmlint finds no error but that nobody has signed the package, which is for those who publish it.
+fn rpmlint(made: &Packages) -> Result<()> {
+    let package = made.rpm.to_string_lossy().into_owned();
+    let ended = Task::new("rpmlint").args([package.as_str()]).limit(300).run()?;
+    ensure!(ended.output.contains("1 packages and 0 specfiles checked"), "{}", ended.tail(5));
+    let is_wrong = |line: &&str| line.contains(": E: ") && !line.ends_with("E: no-signature");
+    let wrong: Vec<&str> = ended.output.lines().map(str::trim).filter(is_wrong).collect();
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
     Ok(())
 }
 

@@ -11,6 +11,8 @@ use crate::child::Task;
 
 /// Where the program is installed.
 pub(super) const PROGRAM: &str = "usr/bin/raceline";
+/// Who the packages are of.
+pub(super) const MAINTAINER: &str = "Raceline authors <raceline@localhost>";
 /// The file with options that an administrator changes.
 pub(super) const DEFAULTS: &str = "etc/default/raceline";
 /// The folder with a file for each disk of `raceline-disk@.service`.
@@ -24,10 +26,11 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/raceline.fish"),
 ];
 /// Files of `packaging/`, and where they go.
-const PACKAGING: [(&str, &str); 8] = [
+const PACKAGING: [(&str, &str); 9] = [
     ("raceline.service", "usr/lib/systemd/system/raceline.service"),
     ("raceline.socket", "usr/lib/systemd/system/raceline.socket"),
     ("raceline-disk@.service", "usr/lib/systemd/system/raceline-disk@.service"),
+    ("raceline-rdma.conf", "usr/share/raceline/systemd/rdma.conf"),
     ("raceline.sysusers", "usr/lib/sysusers.d/raceline.conf"),
     ("raceline.tmpfiles", "usr/lib/tmpfiles.d/raceline.conf"),
     ("raceline.default", DEFAULTS),
@@ -105,7 +108,7 @@ fn control(version: &str, size_kib: usize, glibc: &str) -> Result<String> {
         "Package: raceline\n\
          Version: {version}\n\
          Architecture: {arch}\n\
-         Maintainer: Raceline authors <raceline@localhost>\n\
+         Maintainer: {MAINTAINER}\n\
          Installed-Size: {size_kib}\n\
          Depends: libc6 (>= {glibc}), libgcc-s1 (>= 4.2), systemd | systemd-standalone-sysusers | systemd-sysusers\n\
          Suggests: nvme-cli, ethtool\n\

@@ -65,16 +65,42 @@ refused() {
     journalctl -u raceline --since "$SINCE" -o cat | grep "$2" | tail -1
     dpkg --status raceline | grep 'install ok installed'
 }
+again() { rm -rf /var/lib/raceline; cp -a /kept /var/lib/raceline; }
+damaged() {
+    cp "$NEWEST" /damaged
+    refused "$1" "$2"
+    cmp "$NEWEST" /damaged
+    again
+}
 systemctl stop raceline.socket raceline
 cp -a /var/lib/raceline /kept
 NEWEST=$(ls -v /var/lib/raceline/config-* | tail -1)
+NAME=$(basename "$NEWEST")
 SIZE=$(stat -c %s "$NEWEST")
 printf 'X' | dd of="$NEWEST" bs=1 seek=$((SIZE / 2)) conv=notrunc status=none
-refused 'a damaged file' "$(basename "$NEWEST")"
-rm -rf /var/lib/raceline; cp -a /kept /var/lib/raceline
+damaged 'a damaged file' "$NAME is damaged at byte .* nothing was started. Move $NAME away"
+truncate -s 0 "$NEWEST"
+damaged 'an empty file' "$NAME is damaged at byte .* nothing was started. Move $NAME away"
+truncate -s $((SIZE / 2)) "$NEWEST"
+damaged 'a half-written file' "$NAME is damaged at byte .* nothing was started. Move $NAME away"
+sed -i 's/"format":1/"format":7/' "$NEWEST"
+damaged 'a file of a newer version' "$NAME has format 7, .* use the version of raceline that wrote it"
 chown root:root "$NEWEST" /var/lib/raceline/lock
-refused 'a file of another user' '/var/lib/raceline'
-rm -rf /var/lib/raceline; cp -a /kept /var/lib/raceline
+damaged 'a file of another user' '/var/lib/raceline.*Permission denied'
+mount -t tmpfs -o size=1M,mode=0700,uid=raceline,gid=raceline full /var/lib/raceline
+cp -a /kept/. /var/lib/raceline/
+dd if=/dev/zero of=/var/lib/raceline/filler bs=4k status=none || true
+dpkg --install raceline_NEW_amd64.deb
+systemctl reset-failed
+systemctl start raceline
+raceline bdev ls | grep disk0
+if raceline bdev add ram:1M --name more > /full.log 2>&1; then echo 'a full disk takes changes'; exit 1; fi
+grep 'make room and try again' /full.log
+dpkg --install raceline_NEW_amd64.deb
+raceline bdev ls | grep disk0
+systemctl stop raceline.socket raceline
+umount /var/lib/raceline
+again
 systemctl reset-failed
 systemctl start raceline
 raceline bdev ls | grep disk0

@@ -1,5 +1,6 @@
 //! The clean-roots step: the packages in clean roots of Debian with their own apt and systemd, and the operator's guide there.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         checks.run(&format!("{suite}-guide"), || {
             std::fs::copy(&old, root.join("old.deb"))?;
             std::fs::copy(&made.deb, root.join("new.deb"))?;
-            booted(&root, "guide", &guide, "the-guide-is-done")
+            booted(&root, "guide", &guide, "the-guide-is-done").map(drop)
         });
     }
     let outcome = checks.outcome();
@@ -90,41 +91,80 @@ fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// From the package to a file system in eight commands. fuse2fs writes parts of blocks, which nbdkit makes whole.
-const FIRST_USE: &str = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
+/// From the package to a verified file system: each command, and what has to be true before the next one.
+/// nbdkit is there because fuse2fs writes parts of blocks, which it makes whole.
+const FIRST_USE: [(&str, &str); 8] = [
+    ("apt install -y ./raceline_*.deb", ""),
+    (
+        "raceline export ram:256M,bs=512 --nqn nqn.2026-01.com.example:first > /export.log 2>&1 &",
+        "EXPORT=$!; waits grep -q '\"ready\":true' /export.log",
+    ),
+    (
+        "raceline connect --as nbd -a 127.0.0.1 -n nqn.2026-01.com.example:first --listen 10809 > /connect.log 2>&1 &",
+        "CONNECT=$!; waits grep -q '\"ready\":true' /connect.log",
+    ),
+    (
+        "nbdfuse /mnt/disk --command nbdkit -s --exit-with-parent --filter=blocksize nbd uri=nbd://127.0.0.1:10809 \
+         minblock=512 2> /nbdfuse.log &",
+        "NBDFUSE=$!; waits test -e /mnt/disk/nbd",
+    ),
+    ("mkfs.ext4 -q -F /mnt/disk/nbd", ""),
+    ("fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files", ""),
+    ("cp -r /usr/share/doc/raceline /mnt/files/", ""),
+    ("diff -r /usr/share/doc/raceline /mnt/files/raceline", ""),
+];
+/// The most commands that an operator may need.
+const MOST_COMMANDS: usize = 10;
+/// What an administrator's machine has before the first command.
+const BEFORE_FIRST_USE: &str = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
 ip link set lo up; export DEBIAN_FRONTEND=noninteractive; mkdir -p /mnt/disk /mnt/files; cp /new.deb /root/raceline_0.deb; cd /root
-waits() { for turn in $(seq 600); do grep -q \"$2\" \"$1\" && return; sleep 0.1; done; cat \"$1\"; false; }
-apt install -y ./raceline_*.deb
-raceline export ram:256M,bs=512 --nqn nqn.2026-01.com.example:first > /export.log 2>&1 & EXPORT=$!
-waits /export.log '\"ready\":true'
-raceline connect --as nbd -a 127.0.0.1 -n nqn.2026-01.com.example:first --listen 10809 > /connect.log 2>&1 & CONNECT=$!
-waits /connect.log '\"ready\":true'
-nbdfuse /mnt/disk --command nbdkit -s --exit-with-parent --filter=blocksize nbd uri=nbd://127.0.0.1:10809 minblock=512 2> /nbdfuse.log & NBDFUSE=$!
-for turn in $(seq 600); do test -e /mnt/disk/nbd && break; sleep 0.1; done
-mkfs.ext4 -q -F /mnt/disk/nbd
-fuse2fs -o fakeroot /mnt/disk/nbd /mnt/files
-cp -r /usr/share/doc/raceline /mnt/files/
-diff -r /usr/share/doc/raceline /mnt/files/raceline
+waits() { for turn in $(seq 600); do \"$@\" && return; sleep 0.1; done; tail -n 5 /*.log; false; }
+STARTED=$(date +%s%N)
+";
+/// An orderly end, and the removal, which leaves nothing: no service has run, so there is no state.
+const AFTER_FIRST_USE: &str = r#"echo "the commands took $(( ($(date +%s%N) - STARTED) / 1000000 )) ms"
 umount /mnt/files
-for turn in $(seq 300); do umount /mnt/disk && break; sleep 0.1; done
+waits umount /mnt/disk
 wait $NBDFUSE
 kill $CONNECT; wait $CONNECT || test $? = 143
 kill $EXPORT; wait $EXPORT || test $? = 143
 if grep -i -E 'error|unaligned' /export.log /connect.log /nbdfuse.log; then exit 1; fi
 apt purge -y raceline
 test ! -e /usr/bin/raceline; test ! -e /etc/default/raceline
+LEFT=$(find / -xdev '(' -path /proc -o -path /sys -o -path '/var/lib/raceline' -o -path '/var/lib/dpkg*' -o -path '/var/log*' \
+-o -path '/root/raceline_0.deb' ')' -prune -o -name '*raceline*' -print)
+test -z "$LEFT" || { echo "left behind: $LEFT"; exit 1; }
+test ! -e /var/lib/raceline || { echo 'a folder of state, though no service ever ran'; exit 1; }
 echo the-first-use-is-done
-";
+"#;
+
+/// The script of the first use.
+fn first_use_script() -> String {
+    let mut script = BEFORE_FIRST_USE.to_owned();
+    for (command, then) in FIRST_USE {
+        // Writing to a string does not fail.
+        let _ = writeln!(script, "echo '+ {}'\n{command}\n{then}", command.replace('\'', "'\\''"));
+    }
+    script + AFTER_FIRST_USE
+}
 
 fn first_use(made: &Packages, root: &Path) -> Result<()> {
     std::fs::copy(&made.deb, root.join("new.deb"))?;
     let started = Instant::now();
-    booted(root, "first-use", FIRST_USE, "the-first-use-is-done")?;
-    let took = started.elapsed();
+    let said = booted(root, "first-use", &first_use_script(), "the-first-use-is-done")?;
+    let with_start = started.elapsed();
+    let took =
+        said.lines().find_map(|line| line.strip_prefix("the commands took ")?.strip_suffix(" ms"));
+    let took =
+        Duration::from_millis(took.context("the script does not say how long it took")?.parse()?);
+    let commands = said.lines().filter(|line| line.starts_with("+ ")).count();
     println!(
-        "# from the package to a verified file system in {:.1} s, with the start of the system",
-        took.as_secs_f64()
+        "# from the package to a verified file system: {commands} commands, {:.1} s; {:.1} s with the start of the \
+         system, the removal and its end",
+        took.as_secs_f64(),
+        with_start.as_secs_f64()
     );
+    ensure!(commands == FIRST_USE.len() && commands <= MOST_COMMANDS, "{commands} commands");
     ensure!(took <= FIRST_USE_LIMIT, "that took {took:?}");
     Ok(())
 }
@@ -146,11 +186,11 @@ test ! -e /usr/bin/raceline; test -e /var/lib/raceline/lock; test ! -e /run/race
 rm -rf /var/lib/raceline
 echo the-rpm-is-done
 ";
-    booted(root, "rpm", script, "the-rpm-is-done")
+    booted(root, "rpm", script, "the-rpm-is-done").map(drop)
 }
 
-/// Starts the root's system with a script as its only work, whose output must contain a word in the end.
-fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<()> {
+/// Starts the root's system with a script as its only work, whose output must contain a word in the end; that output.
+fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<String> {
     let log = root.join(format!("{name}.log"));
     std::fs::write(root.join(format!("{name}.sh")), script)?;
     let unit = format!(
@@ -179,5 +219,5 @@ fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<()> {
     let lines: Vec<&str> = said.lines().collect();
     let tail = lines[lines.len().saturating_sub(25)..].join("\n");
     ensure!(said.contains(word), "{name} in {root_text}:\n{tail}");
-    Ok(())
+    Ok(said)
 }

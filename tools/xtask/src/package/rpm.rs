@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use sha2::{Digest as _, Sha256};
 
 use super::archive::{Entry, gzip};
-use super::deb::{DEFAULTS, PROGRAM, glibc};
+use super::deb::{DEFAULTS, MAINTAINER, PROGRAM, glibc};
 
 /// Scripts of `packaging/rpm/`, with the tags of their text and of their shell.
 const SCRIPTS: [(&str, u32, u32); 3] =
@@ -212,11 +212,18 @@ fn main_header(version: &str, files: &[Entry], payload: &[u8], time_s: u64) -> R
         (1007, text("localhost")),
         (1009, Value::Long(vec![u32::try_from(size)?])),
         (1014, text("MIT OR Apache-2.0")),
+        (1015, text(MAINTAINER)),
         (1016, plain("System Environment/Daemons")),
         (1021, text("linux")),
         (1022, text(arch()?.0)),
         (1044, text(&format!("raceline-{version}-1.src.rpm"))),
         (1064, text("4.14.0")),
+        (1080, Value::Long(vec![u32::try_from(time_s)?])),
+        (1081, Value::Texts(vec![format!("{MAINTAINER} - {version}-1")])),
+        (
+            1082,
+            Value::Texts(vec!["- /usr/share/doc/raceline/changelog.gz has all changes".to_owned()]),
+        ),
         (1124, text("cpio")),
         (1125, text("gzip")),
         (1126, text("9")),

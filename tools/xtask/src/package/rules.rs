@@ -91,6 +91,16 @@ impl Rules {
             .then(|| format!("{name} {version} is under `{licence}`, which {FILE} does not allow"))
     }
 
+    /// Licences that are allowed though no crate names them: cargo-deny warns of them.
+    fn needless_licences(&self, crates: &[Crate]) -> Vec<String> {
+        let named = |licence: &str| {
+            let names = |one: &Crate| terms(&one.licence).iter().any(|term| term == licence);
+            crates.iter().any(names)
+        };
+        let needless = self.licenses.allow.iter().filter(|licence| !named(licence));
+        needless.map(|licence| format!("{FILE} allows {licence}, which no crate names")).collect()
+    }
+
     /// Crates that are there in several versions, and exceptions that nothing needs any more.
     fn duplicates(&self, crates: &[Crate]) -> Vec<String> {
         let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -116,6 +126,20 @@ impl Rules {
             .chain(needless.map(|skip| format!("{FILE} skips {skip}, which is no duplicate")))
             .collect()
     }
+}
+
+/// The licences that an expression of SPDX names, each with its exception.
+fn terms(expression: &str) -> Vec<String> {
+    let mut terms = vec![String::new()];
+    for token in expression.replace(['(', ')'], " ").split_whitespace() {
+        match (token, terms.last_mut()) {
+            ("OR" | "AND", _) => terms.push(String::new()),
+            (_, Some(term)) if term.is_empty() => term.push_str(token),
+            (_, Some(term)) => *term = format!("{term} {token}"),
+            (_, None) => {}
+        }
+    }
+    terms
 }
 
 /// Whether an expression of SPDX leaves a choice of licences that are all allowed.
@@ -160,7 +184,8 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let mut checks = Checks::default();
     checks.run("licences-origins-and-bans", || {
         ensure!(crates.len() > 100, "only {} crates were found", crates.len());
-        let wrong: Vec<String> = crates.iter().filter_map(|one| rules.problem(one)).collect();
+        let mut wrong: Vec<String> = crates.iter().filter_map(|one| rules.problem(one)).collect();
+        wrong.extend(rules.needless_licences(&crates));
         ensure!(wrong.is_empty(), "{}", wrong.join("; "));
         println!("# {} crates", crates.len());
         Ok(())
@@ -184,7 +209,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     checks.outcome()
 }
 
-/// Where cargo-audit and cargo-deny keep the database, too.
+/// Where cargo-audit keeps the database, too.
 fn database() -> PathBuf {
     if let Some(named) = std::env::var_os(DATABASE_VARIABLE) {
         return named.into();
@@ -293,7 +318,8 @@ mod tests {
             ("(MIT OR GPL-3.0-only) AND Unicode-3.0", true),
             ("(MIT AND GPL-3.0-only) OR LGPL-2.1-only", false),
             ("Apache-2.0 WITH LLVM-exception", true),
-            ("ISC AND (Apache-2.0 OR ISC) AND OpenSSL", true),
+            ("ISC AND (Apache-2.0 OR ISC) AND Zlib", true),
+            ("ISC AND (Apache-2.0 OR ISC) AND OpenSSL", false),
             ("", false),
         ] {
             let crate_of = Crate { licence: expression.to_owned(), ..one("x", "1.0.0") };
@@ -302,6 +328,18 @@ mod tests {
         let excepted = |name: &str| Crate { licence: "MPL-2.0".to_owned(), ..one(name, "1.0.0") };
         assert!(rules.problem(&excepted("cbindgen")).is_none());
         assert!(rules.problem(&excepted("other")).unwrap().contains("MPL-2.0"));
+    }
+
+    #[test]
+    fn a_licence_that_no_crate_names_is_not_allowed() {
+        let mut rules = rules();
+        rules.licenses.allow = vec!["MIT".to_owned(), "Apache-2.0 WITH LLVM-exception".to_owned()];
+        let expression = "(Apache-2.0 WITH LLVM-exception OR Apache-2.0) AND MIT".to_owned();
+        let crates = [Crate { licence: expression, ..one("a", "1.0.0") }];
+        assert!(rules.needless_licences(&crates).is_empty());
+        rules.licenses.allow.push("Zlib".to_owned());
+        let needless = rules.needless_licences(&crates);
+        assert_eq!(needless, ["deny.toml allows Zlib, which no crate names"]);
     }
 
     #[test]

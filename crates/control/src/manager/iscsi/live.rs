@@ -25,21 +25,29 @@ pub(super) fn lun_configs(
     manager: &ManagerConfig,
     model: &Model,
     node: &Node,
+    cores: Option<&Target>,
 ) -> Result<Vec<LunConfig>, ManagerError> {
     let there = node.luns.iter().filter(|(_, lun)| lun.missing.is_none());
-    there.map(|(number, lun)| lun_config(manager, model, (*number, &lun.bdev_name))).collect()
+    there
+        .map(|(number, lun)| lun_config(manager, model, (*number, &lun.bdev_name), cores))
+        .collect()
 }
 
-/// A LUN over a device.
+/// A LUN over a device, for these cores.
 pub(super) fn lun_config(
     manager: &ManagerConfig,
     model: &Model,
     (number, device): (u16, &str),
+    cores: Option<&Target>,
 ) -> Result<LunConfig, ManagerError> {
     let bdev = model.bdev(device)?;
     let reservations = reservations::place_of_unit(manager, bdev.uuid)?;
+    let throttle = match cores {
+        Some(cores) => model.bdevs.throttle(cores, &bdev.name)?,
+        None => None,
+    };
     let device = Arc::clone(&bdev.device);
-    Ok(LunConfig { lun: Some(number), reservations, ..LunConfig::new(device) })
+    Ok(LunConfig { lun: Some(number), reservations, throttle, ..LunConfig::new(device) })
 }
 
 /// Gives new cores everything that iSCSI exports; portals open last.
@@ -60,7 +68,7 @@ pub(crate) fn populate(
         live.add_portal_group(waiting(group))?;
     }
     for (name, node) in &iscsi.nodes {
-        let luns = lun_configs(manager, model, node)?;
+        let luns = lun_configs(manager, model, node, Some(cores))?;
         live.add_target_node(TargetNodeConfig { luns, ..node_config(name, node) })?;
         for (tag, address) in &node.redirects {
             live.set_redirect(name, *tag, Some(*address))?;

@@ -73,7 +73,9 @@ impl Change<'_> {
 
     fn show_lun(&mut self, name: &str, number: u16, device: &str) -> Result<(), ManagerError> {
         let manager = self.manager().config();
-        let config = live::lun_config(manager, &self.model(), (number, device))?;
+        let cores = self.model().iscsi_cores();
+        let about = (number, device);
+        let config = live::lun_config(manager, &self.model(), about, cores.as_deref())?;
         self.on_iscsi_cores(|cores| cores.add_lun(name, config).map(drop))
     }
 

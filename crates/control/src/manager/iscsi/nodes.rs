@@ -49,7 +49,9 @@ impl Change<'_> {
             node.luns.insert(number, lun);
         }
         self.set_damaged_aside(&name, &mut node);
-        let luns = live::lun_configs(self.manager().config(), &self.model(), &node);
+        let cores = self.model().iscsi_cores();
+        let manager = self.manager().config();
+        let luns = live::lun_configs(manager, &self.model(), &node, cores.as_deref());
         let made = luns.and_then(|luns| {
             let config = TargetNodeConfig { luns, ..live::node_config(&name, &node) };
             self.on_iscsi_cores(|cores| cores.add_target_node(config))
@@ -69,7 +71,7 @@ impl Change<'_> {
         }
         for (number, lun) in node.luns.iter_mut().filter(|(_, lun)| lun.missing.is_none()) {
             let about = (*number, lun.bdev_name.as_str());
-            let found = live::lun_config(self.manager().config(), &self.model(), about);
+            let found = live::lun_config(self.manager().config(), &self.model(), about, None);
             if let Err(ManagerError::Reservations(error)) = found {
                 tracing::error!("LUN {number} of {name} is missing: {error}");
                 self.leave_bdev(&lun.bdev_name, &(name.to_owned(), *number));

@@ -151,12 +151,15 @@ impl Change<'_> {
         load_rdma_libraries().map_err(|error| ManagerError::Invalid(error.to_string()))?;
         let config = RdmaConfig {
             shared_receives: if rdma.no_srq { 0 } else { rdma.max_srq_depth },
+            reads_regions: rdma.zcopy,
             ..RdmaConfig::of(&live::target_config(&options, self.manager()))
         };
         let streams = Arc::new(RdmaStreams::new(config));
         self.model_mut().nvmf.target_mut(target)?.rdma = Some(streams);
-        let RdmaOptions { max_srq_depth, no_srq } = rdma;
-        let params = json!({ "trtype": RDMA, "max_srq_depth": max_srq_depth, "no_srq": no_srq });
+        let RdmaOptions { max_srq_depth, no_srq, zcopy } = rdma;
+        let params = json!({
+            "trtype": RDMA, "max_srq_depth": max_srq_depth, "no_srq": no_srq, "zcopy": zcopy,
+        });
         self.put(key(target, &["rdma"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::reservations::places_of;
 use super::{Namespace, NewNamespace};
 use crate::manager::bdevs::Claim;
 use crate::manager::catalogue::Key;
-use crate::manager::{Change, ManagerError, qos};
+use crate::manager::{Change, ManagerError};
 
 impl Change<'_> {
     /// Exports a device as a namespace; gives its number. During the start, a namespace whose device is
@@ -111,8 +111,8 @@ impl Change<'_> {
         let name = &namespace.bdev_name;
         self.claim_bdev(name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
         let Some(cores) = cores else { return Ok(()) };
-        let limits = self.model().bdevs.limits(name);
-        let added = qos::throttle(&cores, Some(limits)).and_then(|throttle| {
+        let throttle = self.model().bdevs.throttle(&cores, name);
+        let added = throttle.and_then(|throttle| {
             let places = places_of(self.manager(), nqn, namespace)?;
             let config = live::namespace_config(nsid, namespace, device, places, throttle);
             Ok(cores.add_namespace(nqn, config).map(drop)?)

@@ -149,7 +149,7 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// The limits of RDMA are those of TCP; only its receives have parameters of their own.
+/// The limits of RDMA are those of TCP; only its receives, and how data are read, have parameters of their own.
 fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, RpcError> {
     refuse(&[
         ("dif_insert_or_strip", params.dif_insert_or_strip),
@@ -162,6 +162,7 @@ fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, R
     let options = RdmaOptions {
         max_srq_depth: params.max_srq_depth.unwrap_or(SHARED_RECEIVES),
         no_srq: params.no_srq.unwrap_or(false),
+        zcopy: params.zcopy,
     };
     call.manager
         .change(|change| change.create_rdma_transport(target, options))
@@ -227,6 +228,7 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
         rdma["trtype"] = "RDMA".into();
         rdma["max_srq_depth"] = options.max_srq_depth.into();
         rdma["no_srq"] = options.no_srq.into();
+        rdma["zcopy"] = options.zcopy.into();
         if let Some(size) = rdma["in_capsule_data_size"].as_u64() {
             rdma["in_capsule_data_size"] = size.min(MAX_RDMA_IN_CAPSULE_BYTES.into()).into();
         }

@@ -18,10 +18,9 @@ use raceline_tls::TlsConnector;
 
 use super::super::Timing;
 use super::super::settings::{ConvergedSettings, Wire};
-use super::target::Served;
+use super::target::{INITIATOR, Served};
 use crate::bed::{self, Bed};
 
-const INITIATOR: &str = "iqn.2026-01.io.raceline:papers-converged-host";
 /// Parts of the file: one for each protocol, so that each finds what it wrote.
 const PARTS: u64 = 4;
 /// Fewest entries of a queue.

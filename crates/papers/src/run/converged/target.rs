@@ -9,9 +9,9 @@ use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Mode, StreamProvider};
 use raceline_target::{
-    Hash, InitiatorGroupConfig, LunConfig, NamespaceConfig, PortalGroupConfig, PortalMap,
-    QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig, TargetError,
-    TargetNodeConfig, Weight, load_rdma_libraries,
+    Hash, HostLimit, InitiatorGroupConfig, LunConfig, NamespaceConfig, PortalGroupConfig,
+    PortalMap, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig,
+    TargetError, TargetNodeConfig, Weight, load_rdma_libraries,
 };
 use raceline_tls::{ClientPsk, PskTable, TlsAcceptor};
 
@@ -20,6 +20,8 @@ use super::super::settings::{ConvergedSettings, Mix, Wire};
 use crate::bed;
 use crate::subject::TemporaryFile;
 
+/// The initiator of iSCSI.
+pub(super) const INITIATOR: &str = "iqn.2026-01.io.raceline:papers-converged-host";
 const SUBSYSTEM: &str = "nqn.2026-01.io.raceline:papers-converged";
 const NODE: &str = "iqn.2026-01.io.raceline:papers-converged";
 /// The file needs no better identity within one process.
@@ -158,18 +160,25 @@ impl Served {
     fn bound(self, lanes: &[&ConvergedSettings]) -> Result<Self, String> {
         let bounds = || -> Result<(), TargetError> {
             let mut limits = Vec::new();
-            for lane in lanes.iter().filter(|lane| lane.protocol != Wire::Iscsi) {
+            for lane in lanes {
+                let is_iscsi = lane.protocol == Wire::Iscsi;
                 let host = lane.protocol.hostnqn();
                 if let Some(iops) = lane.limit() {
                     let rate = QosLimits { rw_ios_per_sec: iops, ..QosLimits::default() };
-                    limits.push((vec![host.clone()], self.target.throttle(rate)?));
+                    let throttle = self.target.throttle(rate)?;
+                    limits.push(if is_iscsi {
+                        let initiators = vec![INITIATOR.to_owned()];
+                        HostLimit { hosts: Vec::new(), initiators, throttle }
+                    } else {
+                        HostLimit { hosts: vec![host.clone()], initiators: Vec::new(), throttle }
+                    });
                 }
-                if lane.mix == Mix::Weights {
+                if lane.mix == Mix::Weights && !is_iscsi {
                     let weight = Weight::new(lane.weight);
                     self.target.set_host_weight(&self.subsystem, &host, weight)?;
                 }
             }
-            self.target.set_host_limits(&limits)
+            self.target.set_host_limits(limits)
         };
         match bounds() {
             Ok(()) => Ok(self),

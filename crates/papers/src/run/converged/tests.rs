@@ -123,7 +123,7 @@ fn four_protocols_run_at_once_and_every_byte_is_right() {
             let of = |metric: &str| value(&record, series, column, metric);
             assert!(of("iops").unwrap() > 0.0 && of("checked").unwrap() > 0.0, "{series} {column}");
             all += of("share_percent").unwrap();
-            let limited = column == "limits" && series != "iscsi";
+            let limited = column == "limits";
             assert_eq!(of("limit_percent").is_some(), limited, "{series} {column}");
             // What a burst of 10 ms and the end of a run may add in 300 ms.
             let part = of("limit_percent").unwrap_or(0.0);

@@ -56,7 +56,7 @@ pub enum Mix {
     Together,
     /// All of them; hosts of NVMe have weights.
     Weights,
-    /// All of them; hosts of NVMe have limits.
+    /// All of them; their hosts have limits.
     Limits,
 }
 
@@ -76,7 +76,7 @@ pub struct ConvergedSettings {
     pub depth: u16,
     /// The weight of the protocol's host, with `mix = "weights"`. iSCSI has none.
     pub weight: u16,
-    /// Commands per second of the protocol's host, with `mix = "limits"`; 0: no limit. iSCSI has none.
+    /// Commands per second of the protocol's host, with `mix = "limits"`; 0: no limit.
     pub limit_iops: u64,
     /// Size of the file; each protocol uses a quarter of it.
     pub memory_mib: u32,
@@ -110,7 +110,7 @@ impl ConvergedSettings {
     /// The limit that is in force for the protocol.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        let has = self.mix == Mix::Limits && self.protocol != Wire::Iscsi && self.limit_iops > 0;
+        let has = self.mix == Mix::Limits && self.limit_iops > 0;
         has.then_some(self.limit_iops)
     }
 

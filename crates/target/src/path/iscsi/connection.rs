@@ -8,6 +8,7 @@ mod manage;
 mod share;
 mod steps;
 mod teardown;
+mod throttled;
 
 use std::ops::Range;
 use std::time::Instant;
@@ -33,6 +34,7 @@ use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, Ends, ISCSI_OWNER, LocalCommand, Place, SlotKey};
 
 use manage::Management;
+use throttled::Throttled;
 
 /// The state of a connection's life. Only ever moves down this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,6 +84,7 @@ pub(crate) struct Connection {
     pass_bytes: usize,
     departure: Departure,
     slots: Slots,
+    throttled: Throttled,
     /// From the initiator's name on.
     session: Option<Box<Session>>,
     /// The command whose data come next and have no buffer: the socket is not read.
@@ -142,6 +145,7 @@ impl Connection {
             pass_bytes: config.pass_bytes as usize,
             departure: departure(config, ends.local.ip(), ends.peer.ip()),
             slots: Slots::default(),
+            throttled: Throttled::default(),
             session: None,
             paused: None,
             crc: Crc32c::new(),

@@ -9,8 +9,9 @@ use raceline_scsi::{
 };
 
 use super::copies::Copies;
-use crate::changes::iscsi_view::{Lun, Node};
+use crate::changes::iscsi_view::{IscsiLimits, Lun, Node};
 use crate::changes::snapshot::DeviceId;
+use crate::records::limited::Levels;
 use crate::records::sessions::Nexus;
 use crate::records::unit::Seen;
 
@@ -25,6 +26,8 @@ pub(crate) struct Session {
     pub(crate) luns: Vec<Option<LunView>>,
     pub(crate) copies: Copies,
     latencies: Option<Latencies>,
+    /// The limits by which it goes.
+    limits: Option<Arc<IscsiLimits>>,
 }
 
 /// A session's part of the latency histogram of its target node.
@@ -45,13 +48,15 @@ pub(crate) struct LunView {
     pub(crate) seen: Seen,
     /// What the initiator has yet to be told.
     pub(crate) attentions: Attentions,
+    /// The limits of its commands, if there are any.
+    pub(crate) levels: Option<Levels>,
 }
 
 impl LunView {
     fn new(lun: &Lun, nexus: &ScsiNexus, attention: Option<UnitAttention>) -> Self {
         let mut attentions = Attentions::NONE;
         attention.into_iter().for_each(|attention| attentions.add(attention));
-        Self { lun: lun.clone(), seen: lun.unit.attach(nexus), attentions }
+        Self { lun: lun.clone(), seen: lun.unit.attach(nexus), attentions, levels: None }
     }
 }
 
@@ -76,6 +81,7 @@ impl Session {
             luns,
             copies: Copies::default(),
             latencies,
+            limits: None,
         }
     }
 
@@ -128,6 +134,30 @@ impl Session {
             all.for_each(|view| view.attentions.add(UnitAttention::LunsChanged));
         }
         released
+    }
+
+    /// Takes the limits that are shown, or those of LUNs that are new. Gives whether any LUN has others than before.
+    pub(crate) fn limit(&mut self, limits: &Arc<IscsiLimits>) -> bool {
+        let is_same = |levels: &Option<Levels>, new: &Option<Levels>| match (levels, new) {
+            (None, None) => true,
+            (Some(one), Some(other)) => {
+                one.len() == other.len() && one.iter().zip(&other[..]).all(|(a, b)| a.is_same(b))
+            }
+            _ => false,
+        };
+        let mut has_changed = false;
+        for view in self.luns.iter_mut().flatten() {
+            let levels = limits.levels(view.lun.device, &self.nexus.initiator);
+            has_changed |= !is_same(&view.levels, &levels);
+            view.levels = levels;
+        }
+        self.limits = Some(Arc::clone(limits));
+        has_changed
+    }
+
+    /// Whether it goes by these limits.
+    pub(crate) fn has_limits(&self, limits: &Arc<IscsiLimits>) -> bool {
+        self.limits.as_ref().is_some_and(|own| Arc::ptr_eq(own, limits))
     }
 
     /// When a command that comes now has begun, if the target node has a histogram.

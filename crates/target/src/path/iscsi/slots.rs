@@ -24,6 +24,8 @@ pub(crate) enum Phase {
     /// The slot is free.
     #[default]
     Free,
+    /// The time that its limits leave for it.
+    Throttled,
     /// An I/O buffer.
     Buffer,
     /// Its data from the initiator.

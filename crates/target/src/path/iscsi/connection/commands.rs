@@ -32,15 +32,20 @@ struct About {
     lun: u16,
     device: DeviceId,
     block_size: u32,
+    /// It has limits.
+    is_limited: bool,
     /// Bytes that come with the command, and behind it without being asked for.
     immediate: u32,
     unsolicited: u32,
 }
 
+/// A device, its block size, and whether commands for it have limits.
+type Found = (DeviceId, u32, bool);
+
 impl Session {
-    /// What a command means, the device of its LUN, and the block size of that.
+    /// What a command means, the device of its LUN, the block size of that, and the limits.
     #[inline]
-    fn plan(&mut self, number: u16, request: &Request) -> (Plan, Option<(DeviceId, u32)>) {
+    fn plan(&mut self, number: u16, request: &Request) -> (Plan, Option<Found>) {
         if self.lun(number).is_none() {
             return (plan_without_lun(&self.facts, request), None);
         }
@@ -58,7 +63,7 @@ impl Session {
         };
         let planned = plan(&view, &mut lun.attentions, request);
         let block_size = lun.seen.lun.block_size;
-        (planned, Some((lun.lun.device, block_size)))
+        (planned, Some((lun.lun.device, block_size, lun.levels.is_some())))
     }
 }
 
@@ -124,11 +129,12 @@ impl Connection {
         };
         let lun = lun_from_wire(command.lun.to_be_bytes()).unwrap_or(NO_LUN);
         let (plan, found) = session.plan(lun, &request);
-        let Some((device, block_size)) = found else {
+        let Some((device, block_size, is_limited)) = found else {
             self.answer_plan(core, (task, lun), plan);
             return 0;
         };
-        let about = About { task, request, lun, device, block_size, immediate, unsolicited };
+        let about =
+            About { task, request, lun, device, block_size, is_limited, immediate, unsolicited };
         match plan {
             Plan::Read { blocks, transfer, .. } => {
                 self.begin_read(cx, core, &about, blocks, transfer);
@@ -169,7 +175,9 @@ impl Connection {
         let offset = blocks.lba * u64::from(about.block_size);
         let bytes = transfer.bytes as usize;
         let whole = usize::try_from(blocks.count * u64::from(about.block_size)).unwrap_or(bytes);
-        if let Some(payload) = core.read_now(about.device, offset, whole) {
+        if !about.is_limited
+            && let Some(payload) = core.read_now(about.device, offset, whole)
+        {
             let payload = if whole == bytes { payload } else { first(payload, bytes) };
             let digests = self.digests(cx, bytes);
             let answer = (payload, residual(transfer.residual));
@@ -190,7 +198,11 @@ impl Connection {
         rest: &[u8],
     ) -> Option<usize> {
         let is_whole = about.immediate == transfer.bytes && about.unsolicited == 0;
-        if !is_whole || transfer.bytes == 0 || !core.writes_at_once(about.device) {
+        if !is_whole
+            || about.is_limited
+            || transfer.bytes == 0
+            || !core.writes_at_once(about.device)
+        {
             return None;
         }
         let len = transfer.bytes as usize;
@@ -286,22 +298,38 @@ impl Connection {
         if core.device(about.device).is_none() {
             return self.refuse(core, key, &Sense::NO_SUCH_LUN.into());
         }
-        if core.meters
-            && let Some(slot) = self.slots.get(key)
-        {
-            let op = match kind {
-                Kind::Read => Some(OpKind::Read),
-                Kind::Write => Some(OpKind::Write),
-                _ => None,
-            };
-            let bytes = u64::from(transfer.bytes);
-            slot.measured = op.and_then(|op| core.measure(about.device, cx.now, op, bytes));
+        if about.is_limited && self.waits(cx, core, key) {
+            return;
         }
-        if transfer.direction == DataDirection::Out {
+        self.begin_with_data(cx, core, key);
+    }
+
+    /// Gets a command that is described its data or its buffer.
+    pub(super) fn begin_with_data(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) {
+        self.measure(core, cx.now, key);
+        let Some(slot) = self.slots.get(key) else { return };
+        if slot.expected > 0 {
             self.begin_receiving(cx, core, key);
         } else {
             self.begin_reading(cx, core, key);
         }
+    }
+
+    /// Begins to measure a command, if its device is measured.
+    #[inline]
+    pub(super) fn measure(&mut self, core: &mut Core, now: Instant, key: SlotKey) {
+        if !core.meters {
+            return;
+        }
+        let Some(slot) = self.slots.get(key) else { return };
+        let op = match slot.work.kind {
+            Kind::Read => Some(OpKind::Read),
+            Kind::Write => Some(OpKind::Write),
+            _ => None,
+        };
+        let bytes = u64::from(slot.work.bytes);
+        let device = op.zip(slot.device);
+        slot.measured = device.and_then(|(op, device)| core.measure(device, now, op, bytes));
     }
 
     /// Notes in a slot what its command is about.

@@ -87,7 +87,13 @@ impl Connection {
     }
 
     /// The command's I/O buffer is here.
-    fn give_buffer(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey, buf: IoBuf) {
+    pub(super) fn give_buffer(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        key: SlotKey,
+        buf: IoBuf,
+    ) {
         let Some(slot) = self.slots.get(key) else { return };
         slot.buf = Some(buf);
         if slot.expected == 0 {
@@ -127,10 +133,11 @@ impl Connection {
         self.give_buffer(cx, core, key, buf);
     }
 
-    /// The command does not wait for a buffer any more, because it ends: its data are dropped when they come.
+    /// The command does not wait for a buffer or its time any more, because it ends: its data are dropped when they come.
     pub(super) fn forget_wait(&mut self, core: &mut Core, key: SlotKey) {
         let waiting = self.local(key);
         core.buffer_lines.retain(|waiter| waiter != waiting);
+        self.throttled.forget(key);
         if self.paused.take_if(|paused| *paused == key).is_some() {
             self.defer(core);
         }
@@ -188,9 +195,23 @@ impl Connection {
         }
         let Some(slot) = self.slots.get(key) else { return };
         slot.received = bytes.end;
+        if slot.received < slot.expected && !sequence_end {
+            return;
+        }
+        if self.throttled.holds(key) {
+            slot.phase = Phase::Throttled;
+            return;
+        }
+        self.data_here(cx, core, key);
+    }
+
+    /// The data are here that were on their way: executes the command, or asks for the next of its data.
+    #[inline]
+    pub(super) fn data_here(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) {
+        let Some(slot) = self.slots.get(key) else { return };
         if slot.received >= slot.expected {
             self.execute(cx, core, key);
-        } else if sequence_end {
+        } else {
             self.ask_for_data(cx, core, key);
         }
     }

@@ -147,7 +147,9 @@ impl Connection {
         match claim {
             Claim::Session(tsih) => {
                 let attention = self.reinstates.then_some(UnitAttention::NexusLoss);
-                self.session = Some(Box::new(Session::new(nexus, &node, attention)));
+                let mut session = Session::new(nexus, &node, attention);
+                session.limit(&view.limits);
+                self.session = Some(Box::new(session));
                 self.out.proto.establish(tsih);
             }
             Claim::After(old) => {
@@ -225,11 +227,19 @@ impl Connection {
         let Some(node) = node else {
             return self.close(cx, core, "its target node was removed, or is not for it any more");
         };
-        if !Arc::ptr_eq(node, &session.node) {
+        let is_new = !Arc::ptr_eq(node, &session.node);
+        if is_new {
             for device in session.show(node) {
                 core.shared.reserve(DeviceRequest::Released(device));
             }
+        }
+        let is_limited_anew =
+            (is_new || !session.has_limits(&view.limits)) && session.limit(&view.limits);
+        if is_new {
             self.drop_removed(core);
+        }
+        if is_limited_anew {
+            self.limit_anew(cx, core);
         }
     }
 

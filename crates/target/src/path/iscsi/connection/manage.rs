@@ -127,7 +127,7 @@ impl Connection {
         for key in self.in_scope(scope, core.index, |slot| !slot.aborted) {
             let Some(slot) = self.slots.get(key) else { continue };
             match slot.phase {
-                Phase::Buffer | Phase::Data => {
+                Phase::Throttled | Phase::Buffer | Phase::Data => {
                     self.drop_command(core, key);
                 }
                 Phase::Lock | Phase::Fence | Phase::Device | Phase::Reserver => slot.aborted = true,

@@ -398,7 +398,7 @@ impl Connection {
         let Some(session) = &self.session else { return };
         let is_removed = |slot: &crate::path::iscsi::slots::Slot| {
             let view = session.lun_as_seen(slot.lun);
-            matches!(slot.phase, Phase::Buffer | Phase::Data)
+            matches!(slot.phase, Phase::Throttled | Phase::Buffer | Phase::Data)
                 && view.map(|view| view.lun.device) != slot.device
         };
         for key in self.slots.those(is_removed) {

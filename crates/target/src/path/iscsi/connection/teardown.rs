@@ -29,7 +29,7 @@ impl Connection {
             let interval = settings.nop_in_interval.unwrap_or(settings.nop_timeout);
             Some(core.iscsi.together(at, interval.min(settings.nop_timeout)))
         });
-        [self.deadline, silence].into_iter().flatten().min()
+        [self.deadline, silence, self.throttled.next()].into_iter().flatten().min()
     }
 
     /// When a silent initiator is pinged, or given up.
@@ -76,6 +76,7 @@ impl Connection {
             };
             return self.close(cx, core, why);
         }
+        self.run_throttled(cx, core);
         if self.next_ping(core).is_some_and(|at| at <= cx.now) {
             if self.pinged.is_some() {
                 let peer = self.ends.peer;
@@ -180,7 +181,7 @@ impl Connection {
 
     /// Frees the slots of commands that wait for something other than a device, a lock, a fence or the reserver.
     pub(super) fn drop_waiting(&mut self, core: &mut Core) {
-        let waits = |phase| matches!(phase, Phase::Buffer | Phase::Data);
+        let waits = |phase| matches!(phase, Phase::Throttled | Phase::Buffer | Phase::Data);
         for key in self.slots.those(|slot| waits(slot.phase)) {
             self.drop_command(core, key);
         }

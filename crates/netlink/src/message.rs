@@ -1,24 +1,27 @@
 //! Netlink messages: headers and attributes, as bytes in the order of the machine.
 
 /// The length of a message's header: length, kind, flags, sequence number, port.
-pub(super) const HEADER_BYTES: usize = 16;
+pub(crate) const HEADER_BYTES: usize = 16;
 /// The length of the header of a generic message: command, version, two bytes of nothing.
-pub(super) const GENERIC_BYTES: usize = 4;
+pub(crate) const GENERIC_BYTES: usize = 4;
 /// The length of an attribute's header: length, kind.
 const ATTRIBUTE_BYTES: usize = 4;
 /// Bits of an attribute's kind that say how it is encoded.
 const KIND_MASK: u16 = 0x3fff;
 /// Says that an attribute holds attributes.
-pub(super) const NESTED: u16 = 0x8000;
+pub const NESTED: u16 = 0x8000;
 
 /// An attribute.
-pub(super) struct Attribute<'a> {
-    pub(super) kind: u16,
-    pub(super) value: &'a [u8],
+#[derive(Clone, Copy, Debug)]
+pub struct Attribute<'a> {
+    /// What it is, without the bits that say how it is encoded.
+    pub kind: u16,
+    /// Its bytes; those of a nested attribute are attributes.
+    pub value: &'a [u8],
 }
 
 /// The attributes in a buffer; a damaged one ends them.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
     std::iter::from_fn(move || {
         let length = usize::from(half(bytes, 0)?);
         let kind = half(bytes, 2)? & KIND_MASK;
@@ -29,7 +32,7 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>
 }
 
 /// Appends an attribute.
-pub(super) fn append(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub fn append(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(ATTRIBUTE_BYTES + value.len()).unwrap_or(u16::MAX);
     bytes.extend(length.to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());
@@ -38,7 +41,7 @@ pub(super) fn append(bytes: &mut Vec<u8>, kind: u16, value: &[u8]) {
 }
 
 /// The messages in a buffer, as kind and body; a damaged one ends them.
-pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::try_from(word(bytes, 0)?).ok()?;
         let kind = half(bytes, 4)?;
@@ -49,7 +52,8 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// A value of one, two, four or eight bytes.
-pub(super) fn unsigned(value: &[u8]) -> Option<u64> {
+#[must_use]
+pub fn unsigned(value: &[u8]) -> Option<u64> {
     match *value {
         [byte] => Some(u64::from(byte)),
         [a, b] => Some(u64::from(u16::from_ne_bytes([a, b]))),
@@ -59,16 +63,17 @@ pub(super) fn unsigned(value: &[u8]) -> Option<u64> {
 }
 
 /// The text before the first zero.
-pub(super) fn text(value: &[u8]) -> String {
+#[must_use]
+pub fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-pub(super) fn half(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
