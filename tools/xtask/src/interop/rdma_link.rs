@@ -1,4 +1,4 @@
-//! RDMA over a wire between two guests, which goes and comes: the kernel's host in one, our daemon in the other.
+//! RDMA over a wire between two guests, which goes and comes: the kernel's host and ours in one, our daemon in the other.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -74,4 +74,80 @@ fn set_link(monitor: &Path, is_up: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    use super::*;
+
+    const GREETING: &str =
+        r#"{"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": ["oob"]}}"#;
+    const EVENT: &str = r#"{"timestamp": {"seconds": 1}, "event": "NIC_RX_FILTER_CHANGED"}"#;
+    const DONE: &str = r#"{"return": {}}"#;
+
+    /// A monitor that greets, answers one command after the other with these lines, and ends. It gives the commands.
+    fn monitor(path: &Path, answers: Vec<Vec<&'static str>>) -> JoinHandle<Vec<String>> {
+        let listener = UnixListener::bind(path).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut commands = BufReader::new(stream.try_clone().unwrap()).lines();
+            writeln!(stream, "{GREETING}").unwrap();
+            let mut taken = Vec::new();
+            for answer in answers {
+                taken.push(commands.next().unwrap().unwrap());
+                answer.iter().for_each(|line| writeln!(stream, "{line}").unwrap());
+            }
+            taken
+        })
+    }
+
+    fn in_folder(check: impl FnOnce(&Path)) {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("raceline-monitor-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        check(&folder.join("monitor"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_monitor_is_told_of_the_wire_after_the_capabilities() {
+        for (is_up, word) in [(false, "false"), (true, "true")] {
+            in_folder(|path| {
+                let told = monitor(path, vec![vec![EVENT, DONE], vec![EVENT, DONE]]);
+                set_link(path, is_up).unwrap();
+                let told = told.join().unwrap();
+                let command: serde_json::Value = serde_json::from_str(&told[1]).unwrap();
+                assert!(told[0].contains("qmp_capabilities"), "{told:?}");
+                assert_eq!(command["execute"], "set_link");
+                assert_eq!(command["arguments"]["name"], "n1");
+                assert_eq!(command["arguments"]["up"].to_string(), word);
+            });
+        }
+    }
+
+    #[test]
+    fn a_monitor_that_refuses_or_ends_is_an_error() {
+        let refusal = r#"{"error": {"class": "DeviceNotFound", "desc": "Device 'n1' not found"}}"#;
+        in_folder(|path| {
+            let told = monitor(path, vec![vec![DONE], vec![EVENT, refusal]]);
+            let error = set_link(path, false).unwrap_err().to_string();
+            assert!(error.contains("refuses") && error.contains("'n1' not found"), "{error}");
+            told.join().unwrap();
+        });
+        in_folder(|path| {
+            let told = monitor(path, vec![vec![DONE], vec![EVENT]]);
+            let error = set_link(path, false).unwrap_err().to_string();
+            assert!(error.contains("closed"), "{error}");
+            told.join().unwrap();
+        });
+        in_folder(|path| {
+            let error = set_link(path, true).unwrap_err().to_string();
+            assert!(error.contains("cannot reach"), "{error}");
+        });
+    }
 }
