@@ -11,6 +11,9 @@
 #        run-vm.sh [options] -i IMAGE_DIR            (interactive shell)
 #   -t SECONDS       end the guest after this time (default 120)
 #   -p HOST:GUEST    forward 127.0.0.1:HOST to the guest's TCP port GUEST (repeatable)
+#   -n MINE:PEER     a second network device, eth1, on a wire to another guest: MINE and PEER are the
+#                    paths of the two ends, as sockets; the other guest has them the other way round
+#   -q SOCKET        a monitor of QEMU (QMP) at this path; the wire of -n is "n1" for set_link
 #   -f FILE          put FILE into the guest's /job, its working folder (repeatable)
 #   -e NAME=VALUE    set a variable in the script's environment (repeatable)
 #   -o DIR           folder for what the script leaves in /out (default: it is lost)
@@ -27,15 +30,15 @@
 # environment: QEMU (program, default qemu-system-x86_64), QEMU_CPU (model, default max),
 #       QEMU_ARGS (more arguments)
 #
-# needs: package qemu-system-x86.  This program needs no root.
+# needs: package qemu-system-x86 (7.2 or newer for -n).  This program needs no root.
 
 set -euo pipefail
-limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words=""
+limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words="" wire="" monitor=""
 fwd=() files=() envs=()
 usage() { sed -n '/^# usage:/,/^# needs/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-while getopts t:p:f:e:o:l:w:m:c:M:T:a:kih opt; do
+while getopts t:p:n:q:f:e:o:l:w:m:c:M:T:a:kih opt; do
     case $opt in
-        t) limit=$OPTARG ;; p) fwd+=("$OPTARG") ;; f) files+=("$OPTARG") ;;
+        t) limit=$OPTARG ;; p) fwd+=("$OPTARG") ;; n) wire=$OPTARG ;; q) monitor=$OPTARG ;; f) files+=("$OPTARG") ;;
         e) envs+=("$OPTARG") ;; o) outdir=$OPTARG ;; l) log=$OPTARG ;; w) pcap=$OPTARG ;;
         m) mem=$OPTARG ;; c) cpus=$OPTARG ;; M) machine=$OPTARG ;; T) threads=$OPTARG ;; a) words=$OPTARG ;;
         k) kvm=1 ;; i) shell=1 ;; *) usage ;;
@@ -101,6 +104,13 @@ args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
 nic=e1000e
 [ "$kvm" = 0 ] || nic=virtio-net-pci
 args+=(-netdev "$netdev" -device "$nic,netdev=n0,romfile=")
+if [ -n "$wire" ]; then
+    # Datagrams need no order of starting, and go nowhere while the other guest is not there.
+    rm -f "${wire%%:*}"
+    args+=(-netdev "dgram,id=n1,local.type=unix,local.path=${wire%%:*},remote.type=unix,remote.path=${wire#*:}")
+    args+=(-device "$nic,netdev=n1,romfile=")
+fi
+[ -z "$monitor" ] || args+=(-qmp "unix:$monitor,server=on,wait=off")
 # The disks are the root, the job and the results.  Blocks written to the root go to a temporary
 # file, so several runs can share the image.
 export TMPDIR=$work

@@ -76,6 +76,11 @@ pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names
     text.finish()
 }
 
+/// The value of the label `transport`.
+fn transport(is_rdma: bool) -> &'static str {
+    if is_rdma { "rdma" } else { "tcp" }
+}
+
 fn running((name, target): (&String, &NvmfTarget)) -> Option<Running> {
     let running = target.running.as_ref()?;
     Some(Running {

@@ -10,6 +10,7 @@ mod manage;
 mod moved;
 mod paths;
 mod rdma;
+mod rdma_link;
 mod tls;
 mod ublk;
 mod vhost;
@@ -38,6 +39,9 @@ const CUTS_LIMIT_S: u64 = 600;
 /// Time for a guest that is also the target, over soft RoCE, in seconds: about five times what a quiet two-core machine
 /// needs.
 const RDMA_LIMIT_S: u64 = 1200;
+/// Time for two guests at once with a wire between them, which goes three times, in seconds: about three times what a quiet
+/// two-core machine needs.
+const LINK_LIMIT_S: u64 = 600;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
 /// Time for a guest to boot and set up its target, in seconds.
@@ -128,6 +132,8 @@ pub(crate) enum Part {
     RdmaFaults,
     /// The kernel's host over RDMA on a daemon in the guest, which is in its sandbox.
     RdmaDaemon,
+    /// The kernel's host and ours over RDMA on a daemon in another guest; the wire between them goes and comes.
+    RdmaLink,
 }
 
 /// The target of the kernel's host.
@@ -159,7 +165,7 @@ fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
     let cache = cache(tree);
     // The usual image has no RDMA: it is smaller.
     let (name, options): (_, &[&str]) = match part {
-        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => {
+        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::RdmaLink => {
             ("amd64-rdma", &["-R"])
         }
         _ => ("amd64", kernel.image_options()),
@@ -208,6 +214,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
             rdma::run(tree, &image, part)
         }
+        (Part::RdmaLink, _) => rdma_link::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
         (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
@@ -241,6 +248,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
         Part::RdmaDaemon => "rdma-daemon.sh",
+        Part::RdmaLink => "rdma-link.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
 }
@@ -252,6 +260,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::Cuts | Part::Ublk | Part::Rdma | Part::Moved => CUTS_LIMIT_S,
         // The target is emulated as well.
         Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => RDMA_LIMIT_S,
+        Part::RdmaLink => LINK_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };
@@ -270,7 +279,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::Rdma | Part::RdmaHost | Part::RdmaFaults => {
             task.args([Path::new("-f"), &common.join("roce.sh")])
         }
-        Part::RdmaDaemon => task
+        Part::RdmaDaemon | Part::RdmaLink => task
             .args([Path::new("-f"), &common.join("multipath.sh")])
             .args([Path::new("-f"), &common.join("roce.sh")]),
         _ => task,

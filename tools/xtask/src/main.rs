@@ -531,6 +531,12 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         Part::RdmaDaemon,
         "Linux 6.12 over RDMA and TCP on a daemon in its sandbox, over soft RoCE",
     ),
+    (
+        "kernel-6.12-rdma-link",
+        Kernel::V6_12,
+        Part::RdmaLink,
+        "Linux 6.12 over RDMA on a daemon in another guest, while their link goes and comes",
+    ),
 ];
 
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
@@ -548,6 +554,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 | Part::RdmaHost
                 | Part::RdmaFaults
                 | Part::RdmaDaemon
+                | Part::RdmaLink
         );
         let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_long;
         Step { beside: true, on_request, ..step(name, about, false, action) }

@@ -5,8 +5,8 @@ use raceline_reactor::LoopSnapshot;
 use raceline_reactor::stats::LOOP_TIME_BUCKETS;
 use raceline_target::{PollGroupStats, QueueTotals};
 
-use super::Running;
 use super::text::{Kind, Labels, Text, Value};
+use super::{Running, transport};
 
 /// The first and the last power of two of nanoseconds that ends a bucket: 1 us and 1.07 s.
 const BORDERS: std::ops::RangeInclusive<usize> = 10..=30;
@@ -154,27 +154,70 @@ fn queues(text: &mut Text, groups: &[(Labels, PollGroupStats)]) {
         let samples = groups.iter().map(|(labels, group)| (labels.clone(), read(&group.totals)));
         text.counter(name, help, samples);
     }
-    let kinds = |read: fn(&PollGroupStats) -> (Value, Value)| {
-        let both = groups.iter().flat_map(move |(labels, group)| {
-            let (admin, io) = read(group);
-            [(labels.and(&[("kind", "admin")]), admin), (labels.and(&[("kind", "io")]), io)]
-        });
-        both.collect::<Vec<_>>()
-    };
-    text.gauge(
-        "core_queues",
-        "Queues that are connected.",
-        kinds(|group| (group.admin_queues.into(), group.io_queues.into())),
-    );
+    let kinds = groups.iter().flat_map(|(labels, group)| {
+        let (admin, io) = (group.admin_queues_ever, group.io_queues_ever);
+        [("admin", admin), ("io", io)].map(|(kind, count)| (labels.and(&[("kind", kind)]), count))
+    });
+    connected(text, groups);
     text.counter(
         "core_queues_connected",
         "Queues that have ever connected: more than once for a host that reconnects.",
-        kinds(|group| (group.admin_queues_ever.into(), group.io_queues_ever.into())),
+        kinds.map(|(labels, count)| (labels, count.into())),
     );
     let samples = groups.iter().map(|(labels, group)| (labels.clone(), group.unassociated.into()));
     text.gauge("core_unassociated_connections", "Sockets without a queue.", samples);
 }
 
+/// The queues of now, by kind and by transport.
+fn connected(text: &mut Text, groups: &[(Labels, PollGroupStats)]) {
+    let mut metric = text.metric("core_queues", Kind::Gauge, "Queues that are connected.");
+    for (labels, group) in groups {
+        let (all, rdma) = ([group.admin_queues, group.io_queues], group.rdma);
+        let of_rdma = [rdma.admin_queues, rdma.io_queues];
+        for (index, kind) in ["admin", "io"].into_iter().enumerate() {
+            let counts = [all[index].saturating_sub(of_rdma[index]), of_rdma[index]];
+            for (is_rdma, count) in [false, true].into_iter().zip(counts) {
+                let labels = labels.and(&[("kind", kind), ("transport", transport(is_rdma))]);
+                metric.sample(&labels, count);
+            }
+        }
+    }
+}
+
 pub(super) fn nanoseconds(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use raceline_target::RdmaQueues;
+
+    use super::super::text::{Form, Names};
+    use super::*;
+
+    #[test]
+    fn queues_are_told_apart_by_their_transport() {
+        let rdma = RdmaQueues { admin_queues: 2, io_queues: 5, buffer_waits: 0 };
+        let group = PollGroupStats {
+            admin_queues_ever: 9,
+            io_queues_ever: 40,
+            admin_queues: 3,
+            io_queues: 12,
+            unassociated: 0,
+            totals: QueueTotals::default(),
+            rdma,
+        };
+        let mut text = Text::new(Form::Classic, Names::Own);
+        queues(&mut text, &[(Labels::new(&[("core", "4")]), group)]);
+        let text = String::from_utf8(text.finish()).unwrap();
+        for expected in [
+            "raceline_core_queues{core=\"4\",kind=\"admin\",transport=\"tcp\"} 1\n",
+            "raceline_core_queues{core=\"4\",kind=\"admin\",transport=\"rdma\"} 2\n",
+            "raceline_core_queues{core=\"4\",kind=\"io\",transport=\"tcp\"} 7\n",
+            "raceline_core_queues{core=\"4\",kind=\"io\",transport=\"rdma\"} 5\n",
+            "raceline_core_queues_connected_total{core=\"4\",kind=\"io\"} 40\n",
+        ] {
+            assert!(text.contains(expected), "{expected}\n{text}");
+        }
+    }
 }

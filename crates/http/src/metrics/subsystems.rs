@@ -10,7 +10,7 @@ use raceline_target::{QosLimits, QueueTotals};
 use super::bdevs::write_limits;
 use super::cores::QueueCount;
 use super::text::{Kind, Labels, Text, Value};
-use super::{LeftOut, Running};
+use super::{LeftOut, Running, transport};
 
 /// What the model has.
 pub(super) struct Rows {
@@ -40,6 +40,7 @@ struct Namespace {
 struct Listener {
     labels: Labels,
     address: Option<SocketAddr>,
+    is_rdma: bool,
 }
 
 pub(super) fn read(model: &Model, left_out: &mut LeftOut) -> Rows {
@@ -121,8 +122,13 @@ fn row(labels: Labels, subsystem: &Subsystem) -> Row {
 fn listener(of_target: &Labels, address: &ListenAddress, level: PortLevel) -> Listener {
     let socket = address.socket().ok();
     let shown = socket.map_or_else(String::new, |socket| socket.to_string());
-    let labels = of_target.and(&[("address", &shown), ("security", &level.to_string())]);
-    Listener { labels, address: socket }
+    let is_rdma = address.is_rdma();
+    let labels = of_target.and(&[
+        ("address", &shown),
+        ("security", &level.to_string()),
+        ("transport", transport(is_rdma)),
+    ]);
+    Listener { labels, address: socket, is_rdma }
 }
 
 pub(super) fn write(text: &mut Text, rows: &Rows, running: &[Running], left_out: &mut LeftOut) {
@@ -162,22 +168,23 @@ pub(super) fn write(text: &mut Text, rows: &Rows, running: &[Running], left_out:
 }
 
 fn listeners(text: &mut Text, listeners: &[Listener], running: &[Running]) {
-    let mut queues: BTreeMap<SocketAddr, usize> = BTreeMap::new();
+    let mut queues: BTreeMap<(SocketAddr, bool), usize> = BTreeMap::new();
     for running in running {
         queues.extend(running.target.queues_by_address());
     }
     // A listener of all addresses is reached by each of them.
-    let of = |address: SocketAddr| -> usize {
+    let of = |address: SocketAddr, is_rdma: bool| -> usize {
         let any = address.ip().is_unspecified();
-        let reached = queues
-            .iter()
-            .filter(|(local, _)| **local == address || (any && local.port() == address.port()));
+        let reached = queues.iter().filter(|((local, by_rdma), _)| {
+            *by_rdma == is_rdma && (*local == address || (any && local.port() == address.port()))
+        });
         reached.map(|(_, count)| count).sum()
     };
     let help = "Queues that have come by a listener.";
     let mut metric = text.metric("listener_connections", Kind::Gauge, help);
     for listener in listeners {
-        metric.sample(&listener.labels, listener.address.map_or(0, of));
+        let queues = listener.address.map_or(0, |address| of(address, listener.is_rdma));
+        metric.sample(&listener.labels, queues);
     }
 }
 

@@ -98,7 +98,7 @@ fn what_was_exported_is_shown() {
         "raceline_bdev_queue_depth{bdev_name=\"M0\"} 0",
         &format!("raceline_subsystem_namespaces{{target=\"nvmf_tgt\",nqn=\"{NQN}\"}} 1"),
         &format!(
-            "raceline_listener_connections{{target=\"nvmf_tgt\",address=\"127.0.0.1:{port}\",security=\"plain\"}} 0"
+            "raceline_listener_connections{{target=\"nvmf_tgt\",address=\"127.0.0.1:{port}\",security=\"plain\",transport=\"tcp\"}} 0"
         ),
         &format!("raceline_subsystem_commands_total{{target=\"nvmf_tgt\",nqn=\"{NQN}\"}} 0"),
         "raceline_core_connections{target=\"nvmf_tgt\",core=\"0\",name=\"nvmf_tgt_poll_group_000\"} 0",

@@ -231,12 +231,13 @@ impl Target {
             .collect()
     }
 
-    /// How many queues have come by each address.
+    /// How many queues have come by each address, and whether by RDMA: a listener for TCP at all addresses may have the port
+    /// of one for RDMA.
     #[must_use]
-    pub fn queues_by_address(&self) -> BTreeMap<SocketAddr, usize> {
+    pub fn queues_by_address(&self) -> BTreeMap<(SocketAddr, bool), usize> {
         let mut queues = BTreeMap::new();
         for record in self.control.shared.ledger().live.values() {
-            *queues.entry(record.local).or_default() += 1;
+            *queues.entry((record.local, record.is_rdma)).or_default() += 1;
         }
         queues
     }

@@ -132,6 +132,10 @@ fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
         assert_eq!(queues.len(), 4, "{queues:?}");
         assert_eq!(queues.iter().filter(|queue| queue.is_rdma).count(), 2, "{queues:?}");
         assert!(queues.iter().all(|queue| queue.is_rdma == (queue.local == rdma)));
+        let by_address = target.queues_by_address();
+        assert_eq!(by_address.get(&(rdma, true)), Some(&2), "{by_address:?}");
+        assert_eq!(by_address.values().sum::<usize>(), 4, "{by_address:?}");
+        assert!(by_address.keys().all(|(local, is_rdma)| *is_rdma == (*local == rdma)));
         let group = target.poll_groups()[0];
         assert_eq!((group.rdma.admin_queues, group.rdma.io_queues), (1, 1));
         let devices = fabric.devices();
