@@ -13,6 +13,7 @@ mod rdma;
 mod tls;
 mod ublk;
 mod vhost;
+mod xfstests;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -40,6 +41,9 @@ const CUTS_LIMIT_S: u64 = 600;
 const RDMA_LIMIT_S: u64 = 1200;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
+/// Time for a guest that runs tests of file systems on three kinds of disks, in seconds: about twice what a quiet two-core
+/// machine needs.
+const XFSTESTS_LIMIT_S: u64 = 4800;
 /// Time for a guest to boot and set up its target, in seconds.
 const BOOT_LIMIT_S: u64 = 90;
 /// How often a request to a guest that does not answer is repeated.
@@ -118,6 +122,8 @@ pub(crate) enum Part {
     Vhost,
     /// The kernel's own block device on a namespace of a daemon.
     Ublk,
+    /// xfstests on disks of ours.
+    Xfstests,
     /// The kernel's target moves into a daemon, and back.
     Moved,
     /// Our host over RDMA against the kernel's target, in the guest.
@@ -205,6 +211,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Vhost, _) => vhost::run(tree, &image),
         (Part::Ublk, _) => ublk::run(tree, &image),
         (Part::Moved, _) => moved::run(tree, &image),
+        (Part::Xfstests, _) => xfstests::run(tree, &image),
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
             rdma::run(tree, &image, part)
         }
@@ -240,6 +247,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Ublk => "ublk.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
+        Part::Xfstests => "xfstests.sh",
         Part::RdmaDaemon => "rdma-daemon.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
     })
@@ -253,6 +261,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         // The target is emulated as well.
         Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => RDMA_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
+        Part::Xfstests => XFSTESTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };
     let common = tree.root.join("interop/guest");

@@ -499,6 +499,12 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
     ),
     (
+        "kernel-6.12-xfstests",
+        Kernel::V6_12,
+        Part::Xfstests,
+        "xfstests' quick generic tests on disks by ublk and NBD, with Linux 6.12",
+    ),
+    (
         "kernel-6.12-moved",
         Kernel::V6_12,
         Part::Moved,
