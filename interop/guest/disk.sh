@@ -176,7 +176,7 @@ rpc_killed() {
         rpc nbd_get_disks | grep -q '"/dev/nbd0"' || fail "it is not listed: $(tail -n 5 /tmp/serve.err)"
     done
     wait $job || fail "$(tail -n 3 /tmp/fio.log)"
-    grep -q 'nbd0 goes on' /tmp/serve.err || fail "it is another disk: $(tail -n 5 /tmp/serve.err)"
+    dmesg | grep -q 'nbd0: reconnected socket' || fail "it is another disk: $(dmesg | grep nbd0 | tail -n 3)"
     # A daemon that ends in good order ends its disks.
     end_daemon -TERM
     unused 0 || fail "the disk is still there"

@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/iscsi.rs"]
 mod initiator_end;
+#[path = "common/rates.rs"]
+mod rates;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -21,6 +23,7 @@ use raceline_target::{
     HostLimit, InitiatorGroupConfig, LunConfig, PortalGroupConfig, PortalMap, QosLimits, Target,
     TargetNodeConfig, Throttle,
 };
+use rates::{ios, keeps};
 
 const READ: u8 = 0x28;
 const WRITE: u8 = 0x2a;
@@ -57,10 +60,6 @@ fn login(address: SocketAddr) -> Initiator {
         let _attention = initiator.test_unit_ready(lun);
     }
     initiator
-}
-
-fn ios(rate: u64) -> QosLimits {
-    QosLimits { rw_ios_per_sec: rate, ..QosLimits::default() }
 }
 
 fn limit(target: &Target, device: &SharedBdev, limits: QosLimits) {
@@ -102,21 +101,6 @@ fn load(
         }
     }
     answered
-}
-
-/// Whether a rate is kept: never exceeded, and reached. A busy machine stops this initiator for longer than the burst
-/// of a limit, so it has some tries to reach the rate.
-fn keeps(expected: u64, slack: u64, mut measure: impl FnMut() -> u64) {
-    let mut all = Vec::new();
-    for _ in 0..8 {
-        let answered = measure();
-        assert!(answered <= expected + slack, "{answered} of {expected}");
-        if answered + slack >= expected {
-            return;
-        }
-        all.push(answered);
-    }
-    panic!("the rate of {expected} is not reached: {all:?}");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // a test
 
 mod common;
+#[path = "common/rates.rs"]
+mod rates;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use common::{
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::nvme::{Direction, NamespaceId, Sqe, Status};
 use raceline_target::{HostLimit, NamespaceConfig, QosLimits, Target};
+use rates::{ios, keeps};
 
 const BS: u32 = 512;
 
@@ -32,10 +35,6 @@ fn start(cores: usize) -> (Target, SocketAddr, RawHost, RawHost) {
 fn limit(target: &Target, nsid: u32, limits: QosLimits) {
     let throttle = target.throttle(limits).unwrap();
     target.set_namespace_limits(&nqn(), NamespaceId(nsid), Some(throttle)).unwrap();
-}
-
-fn ios(rate: u64) -> QosLimits {
-    QosLimits { rw_ios_per_sec: rate, ..QosLimits::default() }
 }
 
 /// Keeps `depth` commands of a namespace under way for a time; gives how many were answered in it.
@@ -85,21 +84,6 @@ fn load(
         }
     }
     answered
-}
-
-/// Whether a rate is kept: never exceeded, and reached. A busy machine stops this host for longer than the burst of a
-/// limit, so the host has some tries to reach it.
-fn keeps(expected: u64, slack: u64, mut measure: impl FnMut() -> u64) {
-    let mut all = Vec::new();
-    for _ in 0..8 {
-        let answered = measure();
-        assert!(answered <= expected + slack, "{answered} of {expected}");
-        if answered + slack >= expected {
-            return;
-        }
-        all.push(answered);
-    }
-    panic!("the rate of {expected} is not reached: {all:?}");
 }
 
 #[test]
