@@ -499,6 +499,12 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
     ),
     (
+        "kernel-6.12-takeover",
+        Kernel::V6_12,
+        Part::Takeover,
+        "a daemon that is replaced ten times under the verified I/O of Linux 6.12",
+    ),
+    (
         "kernel-6.12-xfstests",
         Kernel::V6_12,
         Part::Xfstests,
@@ -540,6 +546,8 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Disk
                 | Part::Vhost
                 | Part::Ublk
+                | Part::Takeover
+                | Part::Xfstests
                 | Part::Moved
                 | Part::Rdma
                 | Part::RdmaHost
