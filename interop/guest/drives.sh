@@ -39,21 +39,11 @@ local_dev() {
     done
     fail "the drive has no namespace $1"
 }
-# until_so SECONDS COMMAND...: repeats the command until it succeeds; fails after SECONDS.
-until_so() {
-    local i=0 limit=$(($1 * 5))
-    shift
-    while ! "$@" >/tmp/until 2>&1; do
-        [ $i -lt $limit ] || { cat /tmp/until; fail "not so in time: $*"; }
-        sleep 0.2
-        i=$((i + 1))
-    done
-}
 says() { rpc "$1" ${3:-} | grep -q "$2"; }
 serve() {
     $RACELINE serve -r "$RACELINE_RPC_SOCKET" "$@" >>/tmp/serve.out 2>>/tmp/serve.err &
     echo $! >/tmp/serve.pid
-    until_so 30 rpc spdk_get_version
+    until_so 60 rpc spdk_get_version
 }
 gone() { ! kill -0 "$(cat /tmp/serve.pid)" 2>/dev/null; }
 usable() { [ -b "$(local_dev 2)" ]; }
@@ -78,11 +68,11 @@ refusals() {
     echo "$DRIVE" >"$(sysfs)/driver/unbind"
     refused 'bound to no driver' attach
     echo "$DRIVE" >/sys/bus/pci/drivers/nvme/bind
-    until_so 20 usable
+    until_so 60 usable
 }
 attached() {
     local d
-    until_so 10 attach
+    until_so 60 attach
     cat /tmp/until
     grep -q 'Nvme0n1 *Nvme0n2' /tmp/until || fail "attached as $(cat /tmp/until)"
     rpc bdev_get_bdevs -b Nvme0n2 >/tmp/described
@@ -126,7 +116,7 @@ written() {
     done
     disconnect
     rpc bdev_nvme_detach_controller Nvme0
-    until_so 10 says bdev_get_bdevs '^\[\]'
+    until_so 60 says bdev_get_bdevs '^\[\]'
     cold_caches
     for n in 1 2; do
         dd if="$(local_dev $n)" bs=1M count=8 iflag=direct 2>/dev/null | md5sum | cmp - /tmp/sum$n ||
@@ -164,7 +154,7 @@ restarts() {
     wait_state live 30
     verify "$(dev 1)" 1m
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
     serve -c /tmp/before
     rpc save_config | cmp - /tmp/before || fail "another configuration from a file"
     wait_state live 30
@@ -181,13 +171,13 @@ hot_removal() {
     wait $job || rc=$?
     [ $rc != 0 ] || fail "the drive is gone, and nobody has noticed"
     alive
-    until_so 20 says bdev_nvme_get_controllers '"state": "failed"'
-    until_so 20 says bdev_get_bdevs '^\[\]'
+    until_so 60 says bdev_nvme_get_controllers '"state": "failed"'
+    until_so 60 says bdev_get_bdevs '^\[\]'
     rpc nvmf_get_subsystems | grep '"missing"' || fail "nothing is missing"
     refused 'no PCI device' rpc bdev_nvme_get_controller_health_info -c Nvme0
     echo 1 >/sys/bus/pci/rescan
-    until_so 30 says bdev_get_bdevs Nvme0n2
-    until_so 10 says bdev_nvme_get_controllers '"state": "enabled"'
+    until_so 60 says bdev_get_bdevs Nvme0n2
+    until_so 60 says bdev_nvme_get_controllers '"state": "enabled"'
     alive
     verify "$(dev 1)" 1m
     verify "$(dev 2)" 1m
@@ -197,18 +187,18 @@ absent_at_start() {
     echo 1 >"$(sysfs)/remove"
     sleep 1
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
     serve -c /tmp/before
     rpc save_config | cmp - /tmp/before || fail "another configuration without the drive"
     rpc bdev_get_missing | grep "no PCI device at $DRIVE" || fail "it is not missing"
     echo 1 >/sys/bus/pci/rescan
-    until_so 30 says bdev_get_bdevs Nvme0n2
+    until_so 60 says bdev_get_bdevs Nvme0n2
     verify "$(dev 2)" 1m
 }
 the_end() {
     disconnect
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
     ! grep -i panicked /tmp/serve.err || fail "the daemon has panicked"
     dd if="$(local_dev 1)" of=/dev/null bs=1M count=1 iflag=direct 2>/dev/null
 }
@@ -220,25 +210,25 @@ plugged_in() {
     rpc bdev_nvme_set_hotplug -e -r 50000
     echo 1 >"$(sysfs)/remove"
     echo 1 >/sys/bus/pci/rescan
-    until_so 20 usable
+    until_so 60 usable
     sleep 4
     says bdev_get_bdevs '^\[\]' || fail "a drive was taken that had been there"
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
     echo 1 >"$(sysfs)/remove"
     rm -rf $STATE
     mkdir -p $STATE
     serve --state-dir $STATE
     rpc bdev_nvme_set_hotplug -e -r 50000
     echo 1 >/sys/bus/pci/rescan
-    until_so 30 says bdev_get_bdevs HotInNvme0n2
+    until_so 60 says bdev_get_bdevs HotInNvme0n2
     refused "busy|can.t open blockdev" mount "$(local_dev 1)" /mnt
     echo 1 >"$(sysfs)/remove"
-    until_so 10 says bdev_nvme_get_controllers '^\[\]'
+    until_so 60 says bdev_nvme_get_controllers '^\[\]'
     kill -9 "$(cat /tmp/serve.pid)"
     serve --state-dir $STATE
     echo 1 >/sys/bus/pci/rescan
-    until_so 30 says bdev_get_bdevs HotInNvme0n2
+    until_so 60 says bdev_get_bdevs HotInNvme0n2
     rpc bdev_nvme_detach_controller HotInNvme0
     # The daemon leaves a detached drive alone: its file system can be mounted.
     mkfs.ext4 -q -F "$(local_dev 1)"
@@ -247,7 +237,7 @@ plugged_in() {
     says bdev_get_bdevs '^\[\]' || fail "a drive was taken that had been detached"
     umount /mnt
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
 }
 
 # nvmet_end: takes everything away that the kernel's target has.
@@ -284,7 +274,7 @@ moves() {
     ln -s $NVMET/subsystems/nvme-ssd1 $NVMET/ports/1/subsystems/nvme-ssd1
     for n in 0 1; do
         nvme connect -t tcp -a $ADDR -s 4421 -n nvme-ssd$n -i 1
-        until_so 20 has_disk nvme-ssd$n
+        until_so 60 has_disk nvme-ssd$n
         yes "ssd $n" | head -c 1048576 | dd of="$(disk_of nvme-ssd$n)" bs=64k iflag=fullblock oflag=direct 2>/dev/null
         old="${old:-} $(uuid_of nvme-ssd$n)"
     done
@@ -299,7 +289,7 @@ moves() {
     grep -q 'not the same: /subsystems/nvme-ssd1: the name is no NQN' /tmp/moved
     for n in 0 1; do
         nvme connect -t tcp -a $ADDR -s 4421 -n nqn.2026-01.io.raceline:nvme-ssd$n -i 1
-        until_so 20 has_disk nqn.2026-01.io.raceline:nvme-ssd$n
+        until_so 60 has_disk nqn.2026-01.io.raceline:nvme-ssd$n
         yes "ssd $n" | head -c 1048576 | cmp -n 1048576 - "$(disk_of nqn.2026-01.io.raceline:nvme-ssd$n)"
         new="${new:-} $(uuid_of nqn.2026-01.io.raceline:nvme-ssd$n)"
     done
@@ -317,7 +307,7 @@ moves() {
     $RACELINE nvmet export >/tmp/exported 2>/tmp/remarks
     grep -q '"/tmp/ssd1"' /tmp/exported
     kill "$(cat /tmp/serve.pid)"
-    until_so 20 gone
+    until_so 60 gone
 }
 
 # reads NAME: how many reads the daemon's device has done.

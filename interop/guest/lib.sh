@@ -12,6 +12,8 @@ FIO_MAX=${FIO_MAX:-1m}
 TRANSPORT=${TRANSPORT:-tcp}
 ADDR=${ADDR:-10.0.2.2}
 FAILED=/tmp/failed-checks
+# (where a script puts this program into the guest)
+RACELINE=${RACELINE:-./raceline}
 
 # dispatch "$@": runs the named function in a child shell of `check`; does nothing in the script itself.
 dispatch() {
@@ -64,6 +66,18 @@ until_true() {
     done
 }
 
+# until_so SECONDS COMMAND...: as until_true, and ends the check if the command has not succeeded, with the last words of the
+# command and of the programs that write to /tmp/*.err.  /tmp/until has what the command printed the last time.
+until_so() {
+    local limit=$1
+    shift
+    until_true "$limit" kept "$@" || {
+        tail -n 5 /tmp/until /tmp/*.err 2>/dev/null || true
+        fail "not so within $limit s: $*"
+    }
+}
+kept() { "$@" >/tmp/until 2>&1; }
+
 # refused TEXT COMMAND...: the command must fail, and its output must match TEXT in upper or lower case.
 refused() {
     local text=$1
@@ -73,6 +87,45 @@ refused() {
         fail "accepted: $*"
     fi
     grep -qiE "$text" /tmp/refused.out || { cat /tmp/refused.out; fail "not refused with '$text': $*"; }
+}
+
+# ---------------------------------------------------------------- Raceline in the guest
+
+# program_start NAME ARGUMENT...: starts Raceline in the background, and waits for its ready line.
+program_start() {
+    local name=$1 i=0
+    shift
+    rm -f "/tmp/$name.out"
+    # (the child shell of a check ends; the program goes on)
+    setsid "$RACELINE" "$@" >"/tmp/$name.out" 2>>"/tmp/$name.err" </dev/null &
+    echo $! >"/tmp/$name.pid"
+    while ! grep -q '"ready"' "/tmp/$name.out"; do
+        kill -0 "$(cat "/tmp/$name.pid")" 2>/dev/null || { tail -n 5 "/tmp/$name.err"; fail "raceline $1 has ended"; }
+        [ $i -lt 300 ] || fail "raceline $1 is not ready after 30 s"
+        sleep 0.1
+        i=$((i + 1))
+    done
+}
+# program_kill NAME: kills it without warning.
+program_kill() {
+    program_healthy "$1"
+    kill -9 "$(cat "/tmp/$1.pid")"
+}
+# program_healthy NAME: fails if it has ended or panicked.
+program_healthy() {
+    ! grep -A 5 'panicked at' "/tmp/$1.err" || fail "$1 has panicked"
+    kill -0 "$(cat "/tmp/$1.pid")" || { tail -n 5 "/tmp/$1.err"; fail "$1 has ended"; }
+}
+# program_stop NAME: ends it by SIGTERM; it has to end within 20 s.
+program_stop() {
+    local i=0
+    program_healthy "$1"
+    kill -TERM "$(cat "/tmp/$1.pid")"
+    while kill -0 "$(cat "/tmp/$1.pid")" 2>/dev/null; do
+        [ $i -lt 200 ] || fail "$1 did not end"
+        sleep 0.1
+        i=$((i + 1))
+    done
 }
 
 # ---------------------------------------------------------------- the kernel's log

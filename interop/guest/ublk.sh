@@ -13,16 +13,6 @@ FILE=/tmp/target.img
 MIB=384
 
 rpc() { $RACELINE rpc "$@"; }
-# until_so SECONDS COMMAND...: repeats the command until it succeeds; fails after SECONDS.
-until_so() {
-    local i=0 limit=$(($1 * 5))
-    shift
-    while ! "$@" >/tmp/until 2>&1; do
-        [ $i -lt $limit ] || { cat /tmp/until; tail -n 5 /tmp/connect.err; fail "not so in time: $*"; }
-        sleep 0.2
-        i=$((i + 1))
-    done
-}
 # attach [OPTION...]: makes the disk $DISK.
 attach() {
     : >/tmp/connect.out

@@ -5,6 +5,7 @@ mod auth;
 mod cuts;
 mod disk;
 mod drives;
+mod inside;
 mod iscsi;
 mod manage;
 mod moved;
@@ -12,8 +13,8 @@ mod paths;
 mod rdma;
 mod rdma_link;
 mod tls;
-mod ublk;
 mod vhost;
+mod xfstests;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -122,6 +123,10 @@ pub(crate) enum Part {
     Vhost,
     /// The kernel's own block device on a namespace of a daemon.
     Ublk,
+    /// New processes take the place of a daemon under the kernel's host.
+    Takeover,
+    /// xfstests on disks of ours.
+    Xfstests,
     /// The kernel's target moves into a daemon, and back.
     Moved,
     /// Our host over RDMA against the kernel's target, in the guest.
@@ -209,8 +214,9 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
         (Part::Vhost, _) => vhost::run(tree, &image),
-        (Part::Ublk, _) => ublk::run(tree, &image),
+        (Part::Ublk | Part::Takeover, _) => inside::run(tree, &image, part),
         (Part::Moved, _) => moved::run(tree, &image),
+        (Part::Xfstests, _) => xfstests::run(tree, &image),
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
             rdma::run(tree, &image, part)
         }
@@ -247,6 +253,8 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Ublk => "ublk.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
+        Part::Takeover => "takeover.sh",
+        Part::Xfstests => "xfstests.sh",
         Part::RdmaDaemon => "rdma-daemon.sh",
         Part::RdmaLink => "rdma-link.sh",
         Part::Iscsi | Part::IscsiAll => "iscsi.sh",
@@ -259,16 +267,17 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let limit_s = match part {
         Part::Cuts | Part::Ublk | Part::Rdma | Part::Moved => CUTS_LIMIT_S,
         // The target is emulated as well.
-        Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon => RDMA_LIMIT_S,
+        Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::Takeover => RDMA_LIMIT_S,
         Part::RdmaLink => LINK_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
     };
+    let with_four_cpus = matches!(part, Part::Host | Part::RdmaHost | Part::Takeover);
     let common = tree.root.join("interop/guest");
     let task = Task::new(tree.root.join("interop/run-vm.sh"))
         .args(["-t", &limit_s.to_string()])
         // The host's default is one I/O queue per CPU, and four is the most that is tested.
-        .args(["-c", if matches!(part, Part::Host | Part::RdmaHost) { "4" } else { "2" }])
+        .args(["-c", if with_four_cpus { "4" } else { "2" }])
         .args(["-e", &format!("NQN={NQN}")])
         .args([Path::new("-l"), &console, Path::new("-f"), &common.join("lib.sh")])
         .limit(limit_s + 20);

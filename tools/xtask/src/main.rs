@@ -508,6 +508,18 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
     ),
     (
+        "kernel-6.12-takeover",
+        Kernel::V6_12,
+        Part::Takeover,
+        "a daemon that is replaced ten times under the verified I/O of Linux 6.12",
+    ),
+    (
+        "kernel-6.12-xfstests",
+        Kernel::V6_12,
+        Part::Xfstests,
+        "xfstests' quick generic tests on disks by ublk and NBD, with Linux 6.12",
+    ),
+    (
         "kernel-6.12-moved",
         Kernel::V6_12,
         Part::Moved,
@@ -549,6 +561,8 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             Part::Disk
                 | Part::Vhost
                 | Part::Ublk
+                | Part::Takeover
+                | Part::Xfstests
                 | Part::Moved
                 | Part::Rdma
                 | Part::RdmaHost

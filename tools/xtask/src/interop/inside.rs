@@ -1,4 +1,4 @@
-//! `raceline connect --as ublk` in the guest, over a daemon of that machine.
+//! Scripts that run `raceline` in the guest, and need nothing outside it.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use super::{Part, drives, guest, script, watch};
 use crate::raceline::Tree;
 use crate::step::Outcome;
 
-/// Runs the guest's script.
-pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let dir = tree.scratch("interop-ublk")?;
+/// Runs the guest's script of `part`.
+pub(super) fn run(tree: &Tree, image: &Path, part: Part) -> Result<Outcome> {
+    let dir = tree.scratch(&format!("interop-{part:?}").to_lowercase())?;
     let program = drives::stripped(tree, &dir)?;
-    let mut guest = guest(tree, image, Part::Ublk)
+    let mut guest = guest(tree, image, part)
         .args([Path::new("-f"), &program])
-        .args([image, &script(tree, Part::Ublk)])
+        .args([image, &script(tree, part)])
         .start()?;
     let outcome = watch(&mut guest, |request| bail!("the guest asks for '{request}'"));
     std::fs::remove_dir_all(&dir)?;
