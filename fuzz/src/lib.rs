@@ -3,6 +3,7 @@
 pub mod chap;
 pub mod config;
 pub mod daemon;
+pub mod front_end;
 pub mod iscsi;
 pub mod rdma;
 pub mod tcp;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use raceline_bdev::Identity;
+use raceline_reactor::private_socket::SocketError;
 use raceline_target::ConnectionOptions;
 use serde_json::Value;
 
@@ -217,7 +218,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When the socket for that cannot be made.
-    pub fn await_successor(&mut self, last: LastWords) -> std::io::Result<()> {
+    pub fn await_successor(&mut self, last: LastWords) -> Result<(), SocketError> {
         let path = socket_of(self.server.path());
         let manager = Arc::clone(&self.manager);
         self.successors = Some(Successors::start(path, manager, last)?);

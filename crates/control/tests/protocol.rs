@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use raceline_control::role::Roles;
 use raceline_control::server::{ListenError, MAX_CONNECTIONS, Server, ServerConfig};
+use raceline_reactor::private_socket::SocketError;
 use serde_json::{Value, json};
 use support::Daemon;
 
@@ -202,7 +203,7 @@ fn one_instance_and_safe_places_only() {
     assert!(matches!(start(open.join("rpc.sock")), Some(ListenError::OpenToAll(_))));
     let file = daemon.directory.path().join("file");
     std::fs::write(&file, "").unwrap();
-    assert!(matches!(start(file), Some(ListenError::NotASocket(_))));
+    assert!(matches!(start(file), Some(ListenError::Socket(SocketError::NotASocket(_)))));
 }
 
 #[test]

@@ -9,13 +9,13 @@ mod listen;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_reactor::private_socket::SocketError;
 use raceline_reactor::{
-    Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle, Socket, StreamProvider,
+    Backend, Context, Cores, Mode, PoolConfig, ReactorConfig, Socket, StreamProvider,
 };
 
 use self::core::{Core, Message};
@@ -135,14 +135,9 @@ pub enum ServerError {
         /// Why.
         source: io::Error,
     },
-    /// Something else than a socket is in the way.
-    #[error(
-        "cannot listen on {0}: there is a file that is no socket; choose another path, or move it away"
-    )]
-    NotASocket(PathBuf),
-    /// Another process listens there.
-    #[error("cannot listen on {0}: another process listens there; choose another path, or stop it")]
-    InUse(PathBuf),
+    /// There is no socket at a path.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// A core cannot be started, or its channels cannot be opened.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
@@ -153,7 +148,7 @@ pub enum ServerError {
 
 /// A running server. Dropped without [`Server::stop`], its threads run on.
 pub struct Server {
-    cores: Vec<ReactorHandle<Message>>,
+    cores: Cores<Message>,
     acceptors: Vec<Acceptor>,
     places: Places,
 }
@@ -166,36 +161,35 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         check(config)?;
         let places = Places::new(Arc::new(AtomicUsize::new(0)), config.max_connections);
-        let mut server = Self { cores: Vec::new(), acceptors: Vec::new(), places };
-        for (number, core) in config.cores.iter().enumerate() {
-            let reactor = ReactorConfig {
-                core: *core,
-                mode: config.mode,
-                backend: config.backend,
-                pool: PoolConfig::new(&POOL),
-                name: format!("nbd-{number}"),
-                ..ReactorConfig::default()
-            };
+        let mut server = Self { cores: Cores::default(), acceptors: Vec::new(), places };
+        match server.begin(config) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn begin(&mut self, config: &ServerConfig) -> Result<(), ServerError> {
+        let reactor = ReactorConfig {
+            mode: config.mode,
+            backend: config.backend,
+            pool: PoolConfig::new(&POOL),
+            name: "nbd".to_owned(),
+            ..ReactorConfig::default()
+        };
+        let cores = config.cores.iter().copied();
+        let started = self.cores.start(&reactor, cores, |_| {
             let (exports, tls) = (config.exports.clone(), config.tls.clone());
-            match Reactor::spawn(reactor, move |cx| Core::new(cx, exports, tls)) {
-                Ok(core) => server.cores.push(core),
-                Err(error) => {
-                    server.stop();
-                    return Err(ServerError::Core(error));
-                }
-            }
-        }
+            move |cx: &mut Context<'_>| Core::new(cx, exports, tls)
+        });
+        started.map_err(ServerError::Core)?;
         for endpoint in &config.endpoints {
-            let senders = server.cores.iter().map(|core| core.sender().clone()).collect();
-            match Acceptor::start(endpoint, senders, server.places.clone()) {
-                Ok(acceptor) => server.acceptors.push(acceptor),
-                Err(error) => {
-                    server.stop();
-                    return Err(error);
-                }
-            }
+            let (cores, places) = (self.cores.senders(), self.places.clone());
+            self.acceptors.push(Acceptor::start(endpoint, cores, places)?);
         }
-        Ok(server)
+        Ok(())
     }
 
     /// The other end of a connection that negotiates nothing: its client knows the first export, and requests may begin.
@@ -211,8 +205,7 @@ impl Server {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let ours = Socket::from_unix(ours.into()).map_err(failed)?;
         let core = self.cores.first().ok_or_else(|| failed(io::Error::other("it has no core")))?;
-        core.sender()
-            .send(Message::Agreed(ours, place))
+        core.send(Message::Agreed(ours, place))
             .map_err(|_| failed(io::Error::other("its core has ended")))?;
         Ok(theirs.into())
     }
@@ -226,7 +219,7 @@ impl Server {
     /// False once a core has ended by itself.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.cores.iter().all(ReactorHandle::is_running)
+        self.cores.is_running()
     }
 
     /// Accepts no more connections, lets requests that have come end and be answered within 5 s, and closes the
@@ -235,15 +228,8 @@ impl Server {
         for acceptor in self.acceptors.drain(..) {
             acceptor.stop();
         }
-        for core in &self.cores {
-            // A core that has ended by itself has logged why.
-            let _ = core.sender().send(Message::Stop);
-        }
-        for core in self.cores.drain(..) {
-            if let Err(error) = core.join() {
-                tracing::error!("{error}");
-            }
-        }
+        self.cores.tell(|| Message::Stop);
+        self.cores.join();
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `memory` | I/O buffers, pools, regions |
 //! | `accel` | the core's channel to the acceleration framework |
 //! | [`inheritance`] | descriptors that a process hands to its successor |
+//! | [`private_socket`] | sockets in the file system that only some users may connect to |
 //! | `thread` | the loop of a core, mailboxes, wakers, counters |
 
 mod accel;
@@ -21,6 +22,7 @@ pub mod flow;
 pub mod inheritance;
 pub mod io;
 mod memory;
+pub mod private_socket;
 pub mod send;
 pub mod sim;
 mod sync;
@@ -47,6 +49,7 @@ pub use sim::{SimConfig, SimIo, SimWorld};
 pub use thread::core::{
     Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle, open_io,
 };
+pub use thread::cores::Cores;
 pub use thread::mailbox::{Mailbox, SendError, Sender};
 pub use thread::service::{Context, Service};
 pub use thread::stats::{LoopSnapshot, LoopStats};

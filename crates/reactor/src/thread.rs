@@ -2,6 +2,7 @@
 
 pub mod affinity;
 pub mod core;
+pub(crate) mod cores;
 pub mod mailbox;
 pub mod service;
 pub mod stats;

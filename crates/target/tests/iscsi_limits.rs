@@ -164,6 +164,34 @@ fn pings_and_aborts_are_answered_while_commands_wait() {
 }
 
 #[test]
+fn commands_that_wait_are_counted_with_their_core() {
+    let devices = [ram("4M"), ram("4M")];
+    let (target, address) = start(&devices);
+    let mut initiator = login(address);
+    let counted = || {
+        let totals = target.poll_groups()[0].totals;
+        (totals.throttled, totals.throttled_us)
+    };
+    let mut run = |lun, count| {
+        let slots: Vec<u16> = (0..count)
+            .map(|_| begin(&mut initiator, lun, READ, &[0; 512], Way::Immediate))
+            .collect();
+        slots.into_iter().for_each(|slot| drop(initiator.finish(slot).good()));
+    };
+    run(0, 4);
+    assert_eq!(counted(), (0, 0), "there is no limit");
+    limit(&target, &devices[0], ios(20));
+    run(0, 8);
+    let (count, us) = counted();
+    // One begins at once, and the others wait 50 ms for the one before them. The clock of the limit may have gone on between.
+    assert!((5..=7).contains(&count), "{count} of 8 commands waited");
+    assert!((500_000..=1_400_000).contains(&us), "they waited {us} us");
+    run(1, 4);
+    assert_eq!(counted(), (count, us), "another LUN has no limit");
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn commands_that_wait_go_by_new_limits() {
     let devices = [ram("4M"), ram("4M")];
     let (target, address) = start(&devices);

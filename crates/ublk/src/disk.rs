@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::{BdevInfo, SharedBdev};
 use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
-use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
 
 use crate::control::Control;
 use crate::plan::Facts;
@@ -172,7 +172,7 @@ pub struct Disk {
     control: Control,
     id: u32,
     device: SharedBdev,
-    cores: Vec<ReactorHandle<Message>>,
+    cores: Cores<Message>,
     failed: Arc<AtomicBool>,
     bytes: u64,
     recovered: bool,
@@ -203,7 +203,7 @@ impl Disk {
         })?;
         let (id, failed) = (info.id, Arc::new(AtomicBool::new(false)));
         let params = params(&device, info.max_io_bytes, config.read_only);
-        let mut cores = Vec::new();
+        let mut cores = Cores::default();
         let mut begin = || -> Result<(), DiskError> {
             let set = control.set_params(id, &params);
             set.map_err(|source| refused(Command::SetParams, id, source))?;
@@ -241,7 +241,7 @@ impl Disk {
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-        let (failed, mut cores) = (Arc::new(AtomicBool::new(false)), Vec::new());
+        let (failed, mut cores) = (Arc::new(AtomicBool::new(false)), Cores::default());
         // When this fails, the disk waits for the next process.
         serve(config, (info, control.is_encoded()), &failed, &mut cores)?;
         let worth = || !failed.load(Ordering::Acquire);
@@ -274,7 +274,7 @@ impl Disk {
     /// False once a core has ended by itself, or the kernel has refused a command of one.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        !self.failed.load(Ordering::Acquire) && self.cores.iter().all(ReactorHandle::is_running)
+        !self.failed.load(Ordering::Acquire) && self.cores.is_running()
     }
 
     /// Looks whether the device has another size, and gives it to the disk; tells the new size.
@@ -292,10 +292,7 @@ impl Disk {
         if !self.control.resizes() {
             return Err(DiskError::NoResize { before, now });
         }
-        for core in &self.cores {
-            // A core that has ended by itself has logged why.
-            let _ = core.sender().send(Message::Resized(now));
-        }
+        self.cores.tell(|| Message::Resized(now));
         let updated = self.control.simple(Command::UpdateSize, self.id, now / SECTOR, &|| true);
         updated.map_err(|source| refused(Command::UpdateSize, self.id, source))?;
         self.bytes = now;
@@ -312,7 +309,7 @@ impl Disk {
         if stopped.is_err() && self.is_running() {
             return stopped;
         }
-        join(self.cores);
+        self.cores.join();
         let deleted = self.control.simple(Command::Delete, self.id, 0, &|| true);
         match deleted {
             // Somebody else has removed it.
@@ -518,12 +515,21 @@ fn serve(
     config: &DiskConfig,
     (info, ioctl_encode): (&DeviceInfo, bool),
     failed: &Arc<AtomicBool>,
-    cores: &mut Vec<ReactorHandle<Message>>,
+    cores: &mut Cores<Message>,
 ) -> Result<(), DiskError> {
     let file = Arc::new(open_character_device(info.id)?);
     let facts = Facts::new(&config.device.info(), info.max_io_bytes, config.read_only);
-    for (queue, core) in (0..info.queues).zip(config.cores.iter().cycle()) {
-        let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
+    let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
+    let reactor = ReactorConfig {
+        mode: config.mode,
+        backend: Backend::Uring,
+        pool: PoolConfig::new(&POOL),
+        name: "ublk".to_owned(),
+        ..ReactorConfig::default()
+    };
+    let pinned = config.cores.iter().copied().cycle().take(info.queues.into());
+    let started = cores.start(&reactor, pinned, |place| {
+        let queue = u16::try_from(place).expect("there are as many cores as queues");
         let part = Part {
             file: Arc::clone(&file),
             device: Arc::clone(&config.device),
@@ -531,18 +537,9 @@ fn serve(
             facts,
             failed: Arc::clone(failed),
         };
-        let reactor = ReactorConfig {
-            core: *core,
-            mode: config.mode,
-            backend: Backend::Uring,
-            pool: PoolConfig::new(&POOL),
-            name: format!("ublk-{queue}"),
-            ..ReactorConfig::default()
-        };
-        let core = Reactor::spawn(reactor, move |cx| Core::new(cx, part));
-        cores.push(core.map_err(DiskError::Core)?);
-    }
-    Ok(())
+        move |cx: &mut Context<'_>| Core::new(cx, part)
+    });
+    started.map_err(DiskError::Core)
 }
 
 /// Opens `/dev/ublkcN`, which udev may still have to make, or another program to let go of.
@@ -559,24 +556,16 @@ fn open_character_device(id: u32) -> Result<File, DiskError> {
 }
 
 /// Removes a disk that was not started.
-fn give_up(id: u32, cores: Vec<ReactorHandle<Message>>) {
+fn give_up(id: u32, cores: Cores<Message>) {
     // The other way to the driver may still have a command.
     let deleted = Control::open().map(|mut control| {
         let until = Instant::now() + PATIENCE;
         control.simple(Command::Delete, id, 0, &|| Instant::now() < until)
     });
     match deleted {
-        Ok(Ok(())) => join(cores),
+        Ok(Ok(())) => cores.join(),
         Ok(Err(error)) => tracing::error!("{} is left over: {error}", path(id)),
         Err(error) => tracing::error!("{} is left over: {error}", path(id)),
-    }
-}
-
-fn join(cores: Vec<ReactorHandle<Message>>) {
-    for core in cores {
-        if let Err(error) = core.join() {
-            tracing::error!("{error}");
-        }
     }
 }
 

@@ -229,5 +229,10 @@ fn take_back(
     }
 }
 
+// The paths hold also where the fuzz target `disk_queues` has this file as a module.
 #[cfg(test)]
+#[path = "queue/model.rs"]
+mod model;
+#[cfg(test)]
+#[path = "queue/tests.rs"]
 mod tests;

@@ -1,21 +1,18 @@
 //! A server: a socket for one front end at a time, and the cores that serve its rings.
 
-use std::fs;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
-use raceline_reactor::{Backend, Mode, PoolConfig, Reactor, ReactorConfig, ReactorHandle};
+use raceline_reactor::private_socket::{self, SocketError, SocketFile};
+use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use socket2::{Domain, SockAddr, Type};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::config::{Facts, MAX_QUEUES};
@@ -28,9 +25,6 @@ pub const DEFAULT_QUEUES: u16 = 16;
 
 /// Front ends that may wait to be accepted.
 const BACKLOG: i32 = 8;
-
-/// Who may use the socket, which is the key to the disk: its owner.
-const SOCKET_MODE: u32 = 0o600;
 
 /// How long the next front end waits for the former one to be gone.
 const CHANGE_TIME: Duration = Duration::from_secs(10);
@@ -85,26 +79,12 @@ pub enum ServerError {
     /// The configuration cannot be.
     #[error("{0}")]
     Invalid(String),
-    /// The socket cannot be listened on.
-    #[error("cannot listen on {path}: {source}", path = path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Something else than a socket is in the way.
-    #[error(
-        "cannot listen on {path}: there is a file that is no socket; choose another path, or move it away",
-        path = .0.display()
-    )]
-    NotASocket(PathBuf),
-    /// Another process listens there.
-    #[error(
-        "cannot listen on {path}: another process listens there; choose another path, or stop it",
-        path = .0.display()
-    )]
-    InUse(PathBuf),
+    /// There is no socket at the path.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// There is no thread for front ends.
+    #[error("cannot accept front ends: {0}")]
+    Thread(io::Error),
     /// A core cannot be started, or its channel cannot be opened.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
@@ -112,17 +92,19 @@ pub enum ServerError {
 
 /// A running server. Dropped without [`Server::stop`], its threads run on.
 pub struct Server {
-    config: ServerConfig,
+    device: SharedBdev,
     facts: Arc<Facts>,
     link: Arc<Link>,
-    cores: Vec<ReactorHandle<Message>>,
+    cores: Cores<Message>,
     listener: Arc<UnixListener>,
+    file: SocketFile,
     stopping: Arc<AtomicBool>,
-    acceptor: JoinHandle<()>,
+    /// None until all else has started.
+    acceptor: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Opens the channels on all cores, then listens.
+    /// Listens, and opens the channels on all cores. Front ends are served after that.
     ///
     /// # Errors
     /// When that is not possible; then nothing of it is left.
@@ -134,32 +116,58 @@ impl Server {
         let info = config.device.info();
         let facts = Facts::new(&info, config.read_only, config.queues, &config.serial);
         let (facts, link) = (Arc::new(facts), Arc::new(Link::default()));
-        make_way(&config.socket)?;
-        let failed = |source| ServerError::Listen { path: config.socket.clone(), source };
-        let listener = Arc::new(listen(&config.socket).map_err(failed)?);
-        let cores = match start_cores(config, &facts, &link) {
-            Ok(cores) => cores,
-            Err(error) => {
-                // That it is gone already is as good.
-                let _ = fs::remove_file(&config.socket);
-                return Err(error);
-            }
+        // The socket is the key to the disk.
+        let (listener, file) =
+            private_socket::listen(&config.socket, private_socket::OWNER, BACKLOG)?;
+        let mut server = Self {
+            device: Arc::clone(&config.device),
+            facts,
+            link,
+            cores: Cores::default(),
+            listener: Arc::new(listener),
+            file,
+            stopping: Arc::new(AtomicBool::new(false)),
+            acceptor: None,
         };
-        let senders = cores.iter().map(|core| core.sender().clone()).collect();
-        let shared =
-            Arc::new(Shared { facts: Arc::clone(&facts), cores: senders, link: Arc::clone(&link) });
-        let stopping = Arc::new(AtomicBool::new(false));
-        let acceptor = std::thread::Builder::new().name("vhost-accept".to_owned()).spawn({
-            let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
-            move || accept_all(&listener, &stopping, &shared)
+        match server.begin(config) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn begin(&mut self, config: &ServerConfig) -> Result<(), ServerError> {
+        let reactor = ReactorConfig {
+            mode: config.mode,
+            backend: config.backend,
+            pool: PoolConfig::new(&POOL),
+            name: "vhost".to_owned(),
+            ..ReactorConfig::default()
+        };
+        let started = self.cores.start(&reactor, config.cores.iter().copied(), |_| {
+            let device = Arc::clone(&self.device);
+            let shared = (Arc::clone(&self.facts), Arc::clone(&self.link));
+            move |cx: &mut Context<'_>| Core::new(cx, &device, shared)
         });
-        let acceptor = acceptor.map_err(failed)?;
-        Ok(Self { config: config.clone(), facts, link, cores, listener, stopping, acceptor })
+        started.map_err(ServerError::Core)?;
+        let shared = Shared {
+            facts: Arc::clone(&self.facts),
+            cores: self.cores.senders(),
+            link: Arc::clone(&self.link),
+        };
+        let acceptor = std::thread::Builder::new().name("vhost-accept".to_owned()).spawn({
+            let (listener, stopping) = (Arc::clone(&self.listener), Arc::clone(&self.stopping));
+            move || accept_all(&listener, &stopping, &Arc::new(shared))
+        });
+        self.acceptor = Some(acceptor.map_err(ServerError::Thread)?);
+        Ok(())
     }
 
     /// Looks how large the device is, and has the guest learn of a change.
     pub fn refresh(&self) {
-        if self.facts.resize(&self.config.device.info()) {
+        if self.facts.resize(&self.device.info()) {
             tracing::info!("the disk has {} bytes now", self.facts.bytes());
             self.link.tell_change();
         }
@@ -180,89 +188,24 @@ impl Server {
     /// False once a core has ended by itself.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.cores.iter().all(ReactorHandle::is_running)
+        self.cores.is_running()
     }
 
     /// Ends the connection after what is in flight, then all threads.
     pub fn stop(self) {
         self.stopping.store(true, Ordering::Release);
-        // Whoever has put something else there keeps it; that it is gone already is as good.
-        let _ = fs::remove_file(&self.config.socket);
+        self.file.remove();
         self.link.cut();
         // Ends the accept(2) that waits.
         if let Err(error) = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both) {
             tracing::debug!("shutdown of a listening socket: {error}");
         }
-        if self.acceptor.join().is_err() {
+        if self.acceptor.is_some_and(|acceptor| acceptor.join().is_err()) {
             tracing::error!("the thread that accepts front ends has panicked");
         }
-        end_cores(self.cores);
+        self.cores.tell(|| Message::End);
+        self.cores.join();
     }
-}
-
-fn start_cores(
-    config: &ServerConfig,
-    facts: &Arc<Facts>,
-    link: &Arc<Link>,
-) -> Result<Vec<ReactorHandle<Message>>, ServerError> {
-    let mut cores = Vec::new();
-    for (number, core) in config.cores.iter().enumerate() {
-        let reactor = ReactorConfig {
-            core: *core,
-            mode: config.mode,
-            backend: config.backend,
-            pool: PoolConfig::new(&POOL),
-            name: format!("vhost-{number}"),
-            ..ReactorConfig::default()
-        };
-        let device = Arc::clone(&config.device);
-        let shared = (Arc::clone(facts), Arc::clone(link));
-        match Reactor::spawn(reactor, move |cx| Core::new(cx, &device, shared)) {
-            Ok(core) => cores.push(core),
-            Err(error) => {
-                end_cores(cores);
-                return Err(ServerError::Core(error));
-            }
-        }
-    }
-    Ok(cores)
-}
-
-fn end_cores(cores: Vec<ReactorHandle<Message>>) {
-    for core in &cores {
-        // A core that has ended by itself has logged why.
-        let _ = core.sender().send(Message::End);
-    }
-    for core in cores {
-        if let Err(error) = core.join() {
-            tracing::error!("{error}");
-        }
-    }
-}
-
-/// Removes what an instance that was killed has left.
-fn make_way(path: &Path) -> Result<(), ServerError> {
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() {
-        return Err(ServerError::NotASocket(path.to_owned()));
-    }
-    if UnixStream::connect(path).is_ok() {
-        return Err(ServerError::InUse(path.to_owned()));
-    }
-    let failed = |source| ServerError::Listen { path: path.to_owned(), source };
-    fs::remove_file(path).map_err(failed)
-}
-
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The socket's own mode is what bind gives the file, less the umask: no moment is open to all.
-    let file = fs::File::from(OwnedFd::from(socket));
-    file.set_permissions(fs::Permissions::from_mode(SOCKET_MODE))?;
-    let socket = socket2::Socket::from(OwnedFd::from(file));
-    socket.bind(&SockAddr::unix(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-    socket.listen(BACKLOG)?;
-    Ok(UnixListener::from(OwnedFd::from(socket)))
 }
 
 fn accept_all(listener: &UnixListener, stopping: &AtomicBool, shared: &Arc<Shared>) {

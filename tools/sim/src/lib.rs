@@ -18,6 +18,7 @@ pub mod link;
 pub mod model;
 pub mod paths;
 pub mod plan;
+pub mod proofs;
 mod secrets;
 pub mod shared;
 pub mod simulation;

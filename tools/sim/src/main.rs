@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum as _};
 use sim::campaign::{Campaign, Findings, Scenario};
+use sim::proofs::{FULL, PROOFS, prove};
 use sim::{DEFAULT_COMMANDS, SEEDS_FOR_ALL, Totals};
 
 /// Runs the production host against the production target in virtual time.
@@ -35,6 +36,9 @@ struct Arguments {
     /// Commands of each run.
     #[arg(long, default_value_t = DEFAULT_COMMANDS, value_parser = clap::value_parser!(u64).range(1..))]
     commands: u64,
+    /// Prove what the simulation is worth: that its seeds meet everything, are repeatable, and find devices that lie.
+    #[arg(long, exclusive = true)]
+    proofs: bool,
     /// Go on after failures, and list their seeds.
     #[arg(long)]
     keep_going: bool,
@@ -50,6 +54,9 @@ fn main() -> ExitCode {
             .with_max_level(tracing::Level::DEBUG)
             .with_writer(std::io::stderr)
             .init();
+    }
+    if arguments.proofs {
+        return proofs();
     }
     let campaign = campaign(&arguments);
     let begun = Instant::now();
@@ -83,6 +90,22 @@ fn main() -> ExitCode {
     if failed.is_empty() && missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Carries out all proofs.
+fn proofs() -> ExitCode {
+    let begun = Instant::now();
+    let failed = prove(&FULL, cores(), |name, result| match result {
+        Ok(()) => println!("ok {name}"),
+        Err(why) => println!("not ok {name}: {why}"),
+    });
+    let (all, took) = (PROOFS.len(), begun.elapsed().as_secs_f64());
+    println!("sim: {} of {all} proofs in {took:.1} s", all - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 fn campaign(arguments: &Arguments) -> Campaign {
     let (first, seeds) = match arguments.seed {
         Some(seed) => (seed, 1),
@@ -92,13 +115,12 @@ fn campaign(arguments: &Arguments) -> Campaign {
     if arguments.all {
         scenarios = Scenario::value_variants().to_vec();
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     Campaign {
         first,
         seeds,
         scenarios,
         commands: arguments.commands,
-        jobs: arguments.jobs.map_or(cores, usize::from),
+        jobs: arguments.jobs.map_or_else(cores, usize::from),
         time: arguments.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
         keep_going: arguments.keep_going,
     }

@@ -302,7 +302,10 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             "sim",
             "seeded simulations",
             true,
-            Box::new(|| simulate(tree, &["--seeds".to_owned(), SIM_SEEDS.to_string()])),
+            Box::new(|| {
+                simulate(tree, &["--proofs".to_owned()])?;
+                simulate(tree, &["--seeds".to_owned(), SIM_SEEDS.to_string()])
+            }),
         ),
         step(
             "cost",

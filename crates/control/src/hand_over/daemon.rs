@@ -1,11 +1,8 @@
 //! The end of a daemon: meets its successor, and lets go step by step.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +10,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::NamespaceId;
 use raceline_proto::reservation::Reservations;
 use raceline_reactor::inheritance;
+use raceline_reactor::private_socket::{self, SocketError, SocketFile};
 use raceline_target::{HandOver, Target};
 use uuid::Uuid;
 
@@ -37,8 +35,8 @@ const REST_LIMIT: Duration = Duration::from_secs(2);
 const TAKEN_LIMIT: Duration = Duration::from_secs(10);
 /// How long what is not handed over may take to end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Only the daemon's user may connect.
-const SOCKET_MODE: u32 = 0o600;
+/// Successors that may wait to be met.
+const BACKLOG: i32 = 8;
 
 /// What a daemon does besides, given the process of its successor.
 pub struct LastWords {
@@ -50,13 +48,13 @@ pub struct LastWords {
 
 /// Waits for a successor, on a thread of its own.
 pub struct Successors {
-    path: PathBuf,
+    file: SocketFile,
 }
 
 impl Drop for Successors {
     fn drop(&mut self) {
         // The thread ends with the process.
-        let _ = fs::remove_file(&self.path);
+        self.file.remove();
     }
 }
 
@@ -65,14 +63,14 @@ impl Successors {
     ///
     /// # Errors
     /// Those of the socket.
-    pub fn start(path: PathBuf, manager: Arc<Manager>, last: LastWords) -> io::Result<Self> {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(SOCKET_MODE))?;
-        std::thread::Builder::new().name("successors".to_owned()).spawn(move || {
+    pub fn start(
+        path: PathBuf,
+        manager: Arc<Manager>,
+        last: LastWords,
+    ) -> Result<Self, SocketError> {
+        let (listener, file) =
+            private_socket::listen_locked(&path, private_socket::OWNER, BACKLOG)?;
+        let thread = std::thread::Builder::new().name("successors".to_owned()).spawn(move || {
             for stream in listener.incoming() {
                 match stream {
                     Ok(stream) => meet(&Wire::new(stream), &manager, &last),
@@ -82,8 +80,14 @@ impl Successors {
                     }
                 }
             }
-        })?;
-        Ok(Self { path })
+        });
+        match thread {
+            Ok(_) => Ok(Self { file }),
+            Err(source) => {
+                file.remove();
+                Err(SocketError::Refused { path, source })
+            }
+        }
     }
 }
 

@@ -246,9 +246,8 @@ fn serve_ublk(
 fn vhost_errno(error: &ServerError) -> i32 {
     match error {
         ServerError::Invalid(_) => libc::EINVAL,
-        ServerError::NotASocket(_) => libc::EEXIST,
-        ServerError::InUse(_) => libc::EADDRINUSE,
-        ServerError::Listen { source, .. } | ServerError::Core(source) => {
+        ServerError::Socket(error) => error.errno(),
+        ServerError::Thread(source) | ServerError::Core(source) => {
             source.raw_os_error().unwrap_or(libc::EIO)
         }
     }

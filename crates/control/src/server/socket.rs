@@ -2,21 +2,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{
-    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
-    PermissionsExt as _,
-};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use raceline_reactor::inheritance::{self, Offer};
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
-use socket2::{Domain, SockAddr, Socket, Type};
+use raceline_reactor::private_socket::{self, SocketError};
+use rustix::fs::{FlockOperation, flock};
 
 /// Clients that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Owner and group may connect.
-const SOCKET_MODE: u32 = 0o660;
 /// Owner and group may enter the directory; only the owner may change it.
 const DIRECTORY_MODE: u32 = 0o750;
 const WORLD_WRITABLE: u32 = 0o002;
@@ -32,9 +27,9 @@ pub enum ListenError {
     /// Any user could put another socket in its place.
     #[error("anybody may write to {0}: keep the socket in a directory of mode 0750")]
     OpenToAll(PathBuf),
-    /// The path holds something other than a socket.
-    #[error("{0} exists and is not a socket: move it away")]
-    NotASocket(PathBuf),
+    /// There is no socket at the path.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// Anything else.
     #[error("cannot listen on {path}: {error}")]
     Io {
@@ -90,24 +85,18 @@ pub(super) struct Listening {
 
 /// Listens at a path whose lock is held.
 pub(super) fn listen(path: &Path) -> Result<Listening, ListenError> {
+    let failed = |error| ListenError::Io { path: path.to_owned(), error };
     for is_managed in [true, false] {
         if let Some(handed) = inheritance::take(&handed_name(path, is_managed)) {
             let socket = UnixListener::from(handed);
-            let failed = |error| ListenError::Io { path: path.to_owned(), error };
             socket.set_nonblocking(true).map_err(failed)?;
             return Ok(Listening { socket, is_managed });
         }
     }
-    match fs::symlink_metadata(path) {
-        // Left by an instance that was killed: this instance has its lock now.
-        Ok(found) if found.file_type().is_socket() => {
-            fs::remove_file(path)
-                .map_err(|error| ListenError::Io { path: path.to_owned(), error })?;
-        }
-        Ok(_) => return Err(ListenError::NotASocket(path.to_owned())),
-        Err(_) => {}
-    }
-    let socket = bind(path).map_err(|error| ListenError::Io { path: path.to_owned(), error })?;
+    // A successor may have the socket when this daemon ends: so the server removes its file by the path, under the lock.
+    let (socket, _) =
+        private_socket::listen_locked(path, private_socket::OWNER_AND_GROUP, BACKLOG)?;
+    socket.set_nonblocking(true).map_err(failed)?;
     Ok(Listening { socket, is_managed: false })
 }
 
@@ -117,17 +106,6 @@ pub(super) fn handed_name(path: &Path, is_managed: bool) -> String {
         true => format!("the RPC socket {} of the service manager", path.display()),
         false => format!("the RPC socket {}", path.display()),
     }
-}
-
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The socket's own mode is what bind gives the file, less the umask: no moment is open to all.
-    fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))?;
-    socket.bind(&SockAddr::unix(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-    socket.listen(BACKLOG)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket.into())
 }
 
 /// The directory of a socket.

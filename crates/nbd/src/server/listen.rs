@@ -1,29 +1,24 @@
 //! Listening sockets: a thread for each accepts connections, and deals them to the cores in turn.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use raceline_reactor::private_socket::{self, SocketFile};
 use raceline_reactor::{Sender, Socket};
-use socket2::{Domain, Protocol, SockAddr, Type};
+use socket2::{Domain, Protocol, Type};
 
 use super::ServerError;
 use super::core::Message;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
-
-/// Who may use a socket in the file system: its owner.
-const SOCKET_MODE: u32 = 0o600;
 
 /// How long accepting pauses when descriptors or memory have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -82,6 +77,8 @@ impl Drop for Place {
 pub(super) struct Acceptor {
     listener: Arc<socket2::Socket>,
     listening: Listening,
+    /// The file of a socket that has one.
+    file: Option<SocketFile>,
     stopping: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -93,11 +90,15 @@ impl Acceptor {
         places: Places,
     ) -> Result<Self, ServerError> {
         let failed = |source: io::Error| ServerError::Listen { endpoint: endpoint.clone(), source };
-        let (listener, listening) = match endpoint {
-            Endpoint::Tcp(address) => listen_tcp(*address).map_err(failed)?,
+        let (listener, listening, file) = match endpoint {
+            Endpoint::Tcp(address) => {
+                let (listener, listening) = listen_tcp(*address).map_err(failed)?;
+                (listener, listening, None)
+            }
             Endpoint::Unix(path) => {
-                make_way(path)?;
-                (listen_unix(path).map_err(failed)?, endpoint.clone())
+                let (listener, file) =
+                    private_socket::listen(path, private_socket::OWNER, BACKLOG)?;
+                (OwnedFd::from(listener).into(), endpoint.clone(), Some(file))
             }
         };
         let listener = Arc::new(listener);
@@ -107,8 +108,13 @@ impl Acceptor {
             let is_tcp = matches!(listening, Endpoint::Tcp(_));
             move || accept_all(&listener, is_tcp, &stopping, &cores, &places)
         });
-        let thread = thread.map_err(failed)?;
-        Ok(Self { listener, listening, stopping, thread })
+        let thread = thread.map_err(|error| {
+            if let Some(file) = &file {
+                file.remove();
+            }
+            failed(error)
+        })?;
+        Ok(Self { listener, listening, file, stopping, thread })
     }
 
     pub(super) fn listening(&self) -> &Listening {
@@ -118,9 +124,8 @@ impl Acceptor {
     /// Closes the socket, and removes its file.
     pub(super) fn stop(self) {
         self.stopping.store(true, Ordering::Release);
-        if let Endpoint::Unix(path) = &self.listening {
-            // Whoever has put something else there keeps it; that it is gone already is as good.
-            let _ = fs::remove_file(path);
+        if let Some(file) = &self.file {
+            file.remove();
         }
         // Ends the accept(2) that waits.
         if let Err(error) = self.listener.shutdown(Shutdown::Both) {
@@ -143,31 +148,6 @@ fn listen_tcp(address: SocketAddr) -> io::Result<(socket2::Socket, Listening)> {
     socket.listen(BACKLOG)?;
     let real = socket.local_addr()?.as_socket().unwrap_or(address);
     Ok((socket, Endpoint::Tcp(real)))
-}
-
-/// Removes what an instance that was killed has left.
-fn make_way(path: &Path) -> Result<(), ServerError> {
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.file_type().is_socket() {
-        return Err(ServerError::NotASocket(path.to_owned()));
-    }
-    if UnixStream::connect(path).is_ok() {
-        return Err(ServerError::InUse(path.to_owned()));
-    }
-    let endpoint = || Endpoint::Unix(path.to_owned());
-    fs::remove_file(path).map_err(|source| ServerError::Listen { endpoint: endpoint(), source })
-}
-
-fn listen_unix(path: &Path) -> io::Result<socket2::Socket> {
-    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // The socket's own mode is what bind gives the file, less the umask: no moment is open to all.
-    let file = fs::File::from(OwnedFd::from(socket));
-    file.set_permissions(fs::Permissions::from_mode(SOCKET_MODE))?;
-    let socket = socket2::Socket::from(OwnedFd::from(file));
-    socket.bind(&SockAddr::unix(path)?)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))?;
-    socket.listen(BACKLOG)?;
-    Ok(socket)
 }
 
 fn accept_all(

@@ -29,6 +29,67 @@ impl Counter {
     }
 }
 
+/// Defines counters with one writer and any number of readers, and the values that they have at one time.
+///
+/// The first structure holds a [`Counter`] for each name of `counts`, for this crate to write; it is alone on its cache
+/// lines, so that its writer is not slowed down by those of others. The second one holds numbers: those counts, and each
+/// name of `sums` as the sum of some of them.
+#[macro_export]
+macro_rules! counters {
+    (
+        $(#[$counters_doc:meta])* $counters_vis:vis struct $Counters:ident;
+        $(#[$totals_doc:meta])* $totals_vis:vis struct $Totals:ident;
+        counts { $( $(#[$doc:meta])* $name:ident, )* }
+        sums { $( $(#[$sum_doc:meta])* $sum:ident = $first:ident $( + $part:ident )*, )* }
+    ) => {
+        $(#[$counters_doc])*
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        $counters_vis struct $Counters {
+            $( $(#[$doc])* pub(crate) $name: $crate::stats::Counter, )*
+        }
+
+        $(#[$totals_doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        $totals_vis struct $Totals {
+            $( $(#[$doc])* pub $name: u64, )*
+            $( $(#[$sum_doc])* pub $sum: u64, )*
+        }
+
+        impl $Counters {
+            /// The counts as of now.
+            #[must_use]
+            $counters_vis fn totals(&self) -> $Totals {
+                // Without sums, nothing changes it.
+                #[allow(unused_mut)]
+                let mut totals = $Totals {
+                    $( $name: self.$name.get(), )*
+                    $( $sum: 0, )*
+                };
+                $( totals.$sum = totals.$first $( + totals.$part )*; )*
+                totals
+            }
+        }
+
+        impl $Totals {
+            /// Adds the counts of another one.
+            pub fn add(&mut self, other: &Self) {
+                $( self.$name += other.$name; )*
+                $( self.$sum += other.$sum; )*
+            }
+
+            /// What was counted since `earlier`.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self {
+                    $( $name: self.$name.saturating_sub(earlier.$name), )*
+                    $( $sum: self.$sum.saturating_sub(earlier.$sum), )*
+                }
+            }
+        }
+    };
+}
+
 /// What an [`crate::Io`] has asked of the kernel since it was opened.
 ///
 /// System calls are those that move data, collect completions, wait, and are woken. Setting up

@@ -118,7 +118,7 @@ pub struct PollGroupStats {
     pub unassociated: usize,
     /// What its I/O queues have done so far. A command counts when it arrives, so the commands that are
     /// not completed are at most those outstanding. Commands waited for an I/O buffer `buffer_waits`
-    /// times.
+    /// times. `throttled` and `throttled_us` count the commands of its iSCSI sessions as well.
     pub totals: QueueTotals,
     /// What RDMA carries of it.
     pub rdma: RdmaQueues,
@@ -267,7 +267,10 @@ impl Target {
         let connections = self.control.shared.loads();
         let ledger = self.control.shared.ledger();
         let groups = connections.into_iter().enumerate().map(|(core, connections)| {
-            let (admin_queues, io_queues, totals) = ledger.of_core(core);
+            let (admin_queues, io_queues, mut totals) = ledger.of_core(core);
+            let iscsi = &self.control.shared.iscsi_waits[core];
+            totals.throttled += iscsi.count.get();
+            totals.throttled_us += iscsi.us.get();
             let (rdma_admin, rdma_io, buffer_waits) = ledger.rdma_of_core(core);
             PollGroupStats {
                 admin_queues_ever: ledger.cores[core].admin_queues,

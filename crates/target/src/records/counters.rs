@@ -2,58 +2,20 @@
 
 use raceline_reactor::stats::Counter;
 
-macro_rules! counters {
-    (
-        counts { $( $(#[$doc:meta])* $name:ident, )* }
-        sums { $( $(#[$sum_doc:meta])* $sum:ident = $first:ident $( + $part:ident )*, )* }
-    ) => {
-        /// What one queue has done. Only its core writes it; alone on its cache lines.
-        #[derive(Debug, Default)]
-        #[repr(align(128))]
-        pub(crate) struct QueueCounters {
-            $( $(#[$doc])* pub(crate) $name: Counter, )*
-        }
-
-        /// A copy of the counts of one queue, or the sum over several.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct QueueTotals {
-            $( $(#[$doc])* pub $name: u64, )*
-            $( $(#[$sum_doc])* pub $sum: u64, )*
-        }
-
-        impl QueueCounters {
-            /// The counts as of now.
-            #[must_use]
-            pub(crate) fn totals(&self) -> QueueTotals {
-                let mut totals = QueueTotals {
-                    $( $name: self.$name.get(), )*
-                    $( $sum: 0, )*
-                };
-                $( totals.$sum = totals.$first $( + totals.$part )*; )*
-                totals
-            }
-        }
-
-        impl QueueTotals {
-            /// Adds the counts of another queue.
-            pub fn add(&mut self, other: &Self) {
-                $( self.$name += other.$name; )*
-                $( self.$sum += other.$sum; )*
-            }
-
-            /// What was counted since `earlier`.
-            #[must_use]
-            pub fn since(&self, earlier: &Self) -> Self {
-                Self {
-                    $( $name: self.$name.saturating_sub(earlier.$name), )*
-                    $( $sum: self.$sum.saturating_sub(earlier.$sum), )*
-                }
-            }
-        }
-    };
+/// How the iSCSI commands of a core have waited for limits. Only the core writes it.
+#[derive(Debug, Default)]
+pub(crate) struct LimitWaits {
+    /// Times that a command had to wait.
+    pub(crate) count: Counter,
+    /// The sum of the times in microseconds for which they were to wait.
+    pub(crate) us: Counter,
 }
 
-counters! {
+raceline_reactor::counters! {
+    /// What one queue has done. Only its core writes it; alone on its cache lines.
+    pub(crate) struct QueueCounters;
+    /// A copy of the counts of one queue, or the sum over several.
+    pub struct QueueTotals;
     counts {
         /// Command capsules received.
         commands,

@@ -15,6 +15,7 @@ use crate::changes::management::{DeviceRequest, ManagementRequest};
 use crate::changes::message::Message;
 use crate::records::attempts::Attempts;
 use crate::records::controllers::{Controllers, Found, NewController, NoController};
+use crate::records::counters::LimitWaits;
 use crate::records::early::{Crowded, Early, Source, Ticket};
 use crate::records::ledger::Ledger;
 use crate::records::names::{CommandPlace, Home, Place};
@@ -49,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) reserver_progress: ReserverProgress,
     /// The sessions of iSCSI.
     sessions: Mutex<Sessions>,
+    /// How iSCSI commands have waited for limits, by core.
+    pub(crate) iscsi_waits: Box<[LimitWaits]>,
     /// The errors of commands.
     pub(crate) statuses: StatusCounts,
 }
@@ -108,6 +111,7 @@ impl Shared {
             reserver,
             reserver_progress: ReserverProgress::default(),
             sessions: Mutex::default(),
+            iscsi_waits: (0..cores).map(|_| LimitWaits::default()).collect(),
             statuses: StatusCounts::default(),
         }
     }

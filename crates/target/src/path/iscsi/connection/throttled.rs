@@ -105,6 +105,9 @@ impl Connection {
         if begins_ns <= now_ns {
             return false;
         }
+        let waits = &core.shared.iscsi_waits[core.index];
+        waits.count.add(1);
+        waits.us.add((begins_ns - now_ns).div_ceil(1000));
         let begins = clock.at(begins_ns, cx.now);
         self.throttled.waiting.push(Held { key, begins, cost, levels });
         self.arm_timers(cx, core);

@@ -1,0 +1,160 @@
+//! Several cores that serve one thing: they start one after another, and end together.
+
+use std::io;
+
+use crate::thread::core::{Reactor, ReactorConfig, ReactorHandle};
+use crate::thread::mailbox::Sender;
+use crate::thread::service::{Context, Service};
+
+/// The cores of a server. Dropped, they run on.
+#[derive(Debug)]
+pub struct Cores<M> {
+    handles: Vec<ReactorHandle<M>>,
+}
+
+impl<M> Default for Cores<M> {
+    fn default() -> Self {
+        Self { handles: Vec::new() }
+    }
+}
+
+impl<M> Cores<M> {
+    /// Starts a core for each entry of `pinned`: a number to pin its thread to, or none to let it float. `builder` gives
+    /// what builds the service of a core, by its place. `config` is that of all of them; the place of each core is
+    /// appended to the name of its thread.
+    ///
+    /// # Errors
+    /// Those of [`Reactor::spawn`], for the first core that does not start. Those before it run, and the caller ends them
+    /// as it ends all.
+    pub fn start<S, F>(
+        &mut self,
+        config: &ReactorConfig,
+        pinned: impl IntoIterator<Item = Option<usize>>,
+        mut builder: impl FnMut(usize) -> F,
+    ) -> io::Result<()>
+    where
+        S: Service<Message = M>,
+        F: FnOnce(&mut Context<'_>) -> io::Result<S> + Send + 'static,
+    {
+        for (place, core) in pinned.into_iter().enumerate() {
+            let name = format!("{}-{place}", config.name);
+            let config = ReactorConfig { core, name, ..config.clone() };
+            self.handles.push(Reactor::spawn(config, builder(place))?);
+        }
+        Ok(())
+    }
+
+    /// The ways to their mailboxes.
+    #[must_use]
+    pub fn senders(&self) -> Vec<Sender<M>> {
+        self.handles.iter().map(|core| core.sender().clone()).collect()
+    }
+
+    /// The way to the mailbox of the first core, if there is one.
+    #[must_use]
+    pub fn first(&self) -> Option<&Sender<M>> {
+        self.handles.first().map(ReactorHandle::sender)
+    }
+
+    /// Sends each core a message. One that has ended by itself has logged why.
+    pub fn tell(&self, mut message: impl FnMut() -> M) {
+        for core in &self.handles {
+            let _ = core.sender().send(message());
+        }
+    }
+
+    /// False once a core has ended, for whatever reason.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.handles.iter().all(ReactorHandle::is_running)
+    }
+
+    /// Waits until all have ended; logs what went wrong with them. (Tell them to end first.)
+    pub fn join(self) {
+        for core in self.handles {
+            if let Err(error) = core.join() {
+                tracing::error!("{error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::io::Completion;
+    use crate::thread::core::Backend;
+
+    /// Tells where it ran, and ends when told to.
+    struct Word {
+        place: usize,
+        heard: mpsc::Sender<(usize, Option<String>)>,
+        is_over: bool,
+    }
+
+    impl Service for Word {
+        type Message = ();
+
+        fn handle_message(&mut self, _cx: &mut Context<'_>, (): ()) {
+            let name = std::thread::current().name().map(str::to_owned);
+            self.heard.send((self.place, name)).unwrap();
+            self.is_over = true;
+        }
+
+        fn handle_completion(&mut self, _cx: &mut Context<'_>, _completion: Completion) {}
+
+        fn flush(&mut self, _cx: &mut Context<'_>) {}
+
+        fn is_finished(&self) -> bool {
+            self.is_over
+        }
+    }
+
+    fn config() -> ReactorConfig {
+        ReactorConfig { name: "word".to_owned(), backend: Backend::Epoll, ..Default::default() }
+    }
+
+    #[test]
+    fn all_are_told_and_end() {
+        let (heard, hears) = mpsc::channel();
+        let mut cores = Cores::default();
+        assert!(cores.first().is_none());
+        cores
+            .start(&config(), [None, None, None], |place| {
+                let heard = heard.clone();
+                move |_: &mut Context<'_>| Ok(Word { place, heard, is_over: false })
+            })
+            .unwrap();
+        assert!(cores.is_running() && cores.first().is_some());
+        assert_eq!(cores.senders().len(), 3);
+        cores.tell(|| ());
+        cores.join();
+        drop(heard);
+        let mut words: Vec<_> = hears.iter().collect();
+        words.sort_unstable();
+        assert_eq!(words, [0, 1, 2].map(|place| (place, Some(format!("word-{place}")))));
+    }
+
+    #[test]
+    fn those_before_one_that_fails_run_until_they_are_told() {
+        let (heard, hears) = mpsc::channel();
+        let mut cores = Cores::default();
+        let error = cores
+            .start(&config(), [None, None, None], |place| {
+                let heard = heard.clone();
+                move |_: &mut Context<'_>| match place {
+                    0 => Ok(Word { place, heard, is_over: false }),
+                    _ => Err(io::Error::other(format!("the device of core {place} is away"))),
+                }
+            })
+            .unwrap_err();
+        assert_eq!(error.to_string(), "the device of core 1 is away");
+        assert!(cores.is_running());
+        cores.tell(|| ());
+        cores.join();
+        drop(heard);
+        assert_eq!(hears.iter().map(|(place, _)| place).collect::<Vec<_>>(), [0]);
+    }
+}
