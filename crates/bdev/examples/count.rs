@@ -3,38 +3,17 @@
 //! It times the two ways in which a core counts a request, and counts allocations meanwhile. The cost of the loop itself is
 //! measured in turn with both, and taken away. It ends with 1 if a bar is missed: 3 ns for a request, no allocation.
 
-#![allow(unsafe_code)]
+#[path = "../../reactor/tests/common/counting.rs"]
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use counting::ALLOCATIONS;
 use raceline_bdev::{DeviceStats, OpKind};
-
-/// The system's allocator, with a counter.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 const REQUESTS: u32 = 10_000_000;
 const ROUNDS: usize = 7;

@@ -14,6 +14,7 @@ use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::cores::parse_cores;
 use crate::duplicates::without_duplicates;
 use crate::error::RpcError;
 use crate::schema::Method;
@@ -96,6 +97,13 @@ pub fn refuse(parameters: &[(&str, bool)]) -> Result<(), RpcError> {
 fn detail(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+/// The CPUs of a parameter `cpumask`; none where it is not given.
+pub(crate) fn cores_of(cpumask: Option<&str>) -> Result<Vec<usize>, RpcError> {
+    let cores = cpumask.map(parse_cores).transpose();
+    let cores = cores.map_err(|text| RpcError::errno(libc::EINVAL).because(text))?;
+    Ok(cores.unwrap_or_default())
 }
 
 /// The parameters of a method that takes none: SPDK refuses even an empty object.

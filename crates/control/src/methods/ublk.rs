@@ -5,13 +5,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cores::parse_cores;
 use crate::error::RpcError;
 use crate::manager::ManagerError;
 use crate::manager::catalogue::{Entry, Section};
 use crate::manager::disks::{CREATE_UBLK_TARGET, START_UBLK, UblkDisk, UblkParams};
 use crate::method::{Call, Registry, States};
-use crate::params::NoParams;
+use crate::params::{NoParams, cores_of};
 
 /// What SPDK takes where a call does not say.
 const DEFAULT_DEPTH: u32 = 128;
@@ -36,11 +35,10 @@ struct CreateTarget {
 }
 
 fn create_target(call: &Call<'_>, params: CreateTarget) -> Result<bool, RpcError> {
-    let cores = params.cpumask.as_deref().map(parse_cores).transpose();
-    let cores = cores.map_err(|text| RpcError::errno(libc::EINVAL).because(text))?;
+    let cores = cores_of(params.cpumask.as_deref())?;
     call.manager.change(|change| {
         let entry = Entry::new(Section::Ublk, call.method, &params)?;
-        change.add_ublk_target(cores.unwrap_or_default(), entry)?;
+        change.add_ublk_target(cores, entry)?;
         Ok(true)
     })
 }

@@ -3,12 +3,13 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cores::{mask_text, parse_cores};
+use crate::cores::mask_text;
 use crate::error::RpcError;
 use crate::manager::ManagerError;
 use crate::manager::catalogue::{Entry, Section};
 use crate::manager::disks::{CREATE_VHOST, SET_COALESCING, VhostDisk, VhostParams};
 use crate::method::{Call, Registry, States};
+use crate::params::cores_of;
 
 /// The only way to a virtual machine.
 const TRANSPORT: &str = "vhost_user_blk";
@@ -50,14 +51,13 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         let detail = format!("transport `{}` is not {TRANSPORT}", other.escape_debug());
         return Err(RpcError::errno(libc::EINVAL).because(detail));
     }
-    let cores = params.cpumask.as_deref().map(parse_cores).transpose();
-    let cores = cores.map_err(|text| RpcError::errno(libc::EINVAL).because(text))?;
+    let cores = cores_of(params.cpumask.as_deref())?;
     call.manager.change(|change| {
         let entry = Entry::new(Section::VhostBlk, call.method, &params)?;
         let disk = VhostParams {
             bdev_name: params.dev_name,
             read_only: params.readonly.unwrap_or(false),
-            cores: cores.unwrap_or_default(),
+            cores,
         };
         change.add_vhost_disk(&params.ctrlr, disk, entry)?;
         Ok(true)

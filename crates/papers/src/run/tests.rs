@@ -16,14 +16,15 @@ pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path>) -> Options<'a> {
+/// Options of a run that takes no time worth naming, on the loopback device; changed as a test needs it.
+pub(super) fn plain_options<'a>(stop: &'a (dyn Fn() -> bool + Sync)) -> Options<'a> {
     let ms = Duration::from_millis;
     Options {
         effort: Effort::Quick,
         timing: Timing { blocks: 2, ramp: ms(10), time: ms(120), is_stated: false },
         until: 2,
         seed: 7,
-        out: out.map(std::path::Path::to_owned),
+        out: None,
         bed: &Loopback,
         spdk: None,
         target: None,
@@ -37,6 +38,10 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
         version: "test".to_owned(),
         stop,
     }
+}
+
+fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path>) -> Options<'a> {
+    Options { out: out.map(std::path::Path::to_owned), ..plain_options(stop) }
 }
 
 /// An experiment of the catalogue with one column and small memory.

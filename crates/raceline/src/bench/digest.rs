@@ -43,21 +43,9 @@ fn measure(
     if table {
         shell::print(report.heading().as_bytes())?;
     }
-    let bar = progress::bar(cases.len());
-    for &case in cases {
-        bar.set_message(case.to_string());
-        let point = bench.measure(case, &|| interrupt.requested().is_some());
-        if let Some(signal) = interrupt.requested() {
-            return Err(Failure::signal(signal));
-        }
-        let point = point.map_err(failure)?;
-        if table {
-            bar.suspend(|| shell::print(report.rows(&point).as_bytes()))?;
-        }
-        report.points.push(point);
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+    let measure = |case, stop: &dyn Fn() -> bool| bench.measure(case, stop).map_err(failure);
+    let rows = |point: &_| table.then(|| report.rows(point));
+    report.points = progress::measure_each(cases, interrupt, measure, rows)?;
     Ok(report)
 }
 

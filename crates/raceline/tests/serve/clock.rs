@@ -6,21 +6,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, start};
+use crate::support::{Scratch, Served, call, configure, start, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:clock";
-const LIMIT: Duration = Duration::from_secs(60);
 const DAY: i64 = 86_400;
 /// How far the clock may be from where it was set.
 const SLACK: i64 = 120;
-
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// libfaketime, which has clock_gettime(2) read the clock of the day off a file.
 fn library() -> Option<PathBuf> {

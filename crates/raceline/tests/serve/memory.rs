@@ -4,23 +4,14 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, run, run_by, start};
+use crate::support::{Scratch, Served, call, configure, run, run_by, start, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:memory";
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// Sets the limit of the address space of a process that runs.
 fn limit_space(pid: u32, bytes: &str) {

@@ -9,19 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, getuid};
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, run, run_by};
+use crate::support::{Scratch, Served, call, configure, run, run_by, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:scarce";
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Waits for a condition.
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 fn port(socket: &Path) -> String {
     let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();

@@ -2,12 +2,11 @@
 
 use std::io::Read as _;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, run};
+use crate::support::{Scratch, Served, call, configure, run, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:watched";
 
@@ -37,15 +36,6 @@ impl Drop for Follower {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// Waits for a condition.
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

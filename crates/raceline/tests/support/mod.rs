@@ -19,6 +19,18 @@ use serde_json::{Value, json};
 /// Longer than any verb of these tests takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// How often a condition is looked at that a test waits for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Waits for a condition; `what` names what comes with it.
+pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
 /// The results of a finished run.
 pub(crate) struct Output {
     pub(crate) code: Option<i32>,

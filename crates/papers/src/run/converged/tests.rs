@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use raceline_bench::distance::Distances;
 use raceline_host::RdmaDevices;
 use raceline_rdma::fake::{Network, NetworkConfig};
 use raceline_rdma::verbs::ProviderError;
@@ -13,7 +12,6 @@ use raceline_target::{RdmaConfig, RdmaStreams, TargetConfig};
 
 use super::super::{Journal, Timing};
 use super::*;
-use crate::bed::Loopback;
 use crate::catalogue::Catalogue;
 use crate::record::{Effort, Record};
 
@@ -67,25 +65,8 @@ fn with_fabric<T>(work: impl FnOnce(Rdma, &Network) -> T) -> T {
 
 fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync)) -> Options<'a> {
     let ms = Duration::from_millis;
-    Options {
-        effort: Effort::Quick,
-        timing: Timing { blocks: 1, ramp: ms(20), time: ms(300), is_stated: false },
-        until: 1,
-        seed: 7,
-        out: None,
-        bed: &Loopback,
-        spdk: None,
-        target: None,
-        nvmet: None,
-        rdma: None,
-        agent: None,
-        engine: None,
-        cpus: raceline_reactor::affinity::allowed_cores().unwrap(),
-        distances: Distances::with_patience(ms(500)),
-        environment: serde_json::Value::Null,
-        version: "test".to_owned(),
-        stop,
-    }
+    let timing = Timing { blocks: 1, ramp: ms(20), time: ms(300), is_stated: false };
+    Options { timing, until: 1, ..super::super::tests::plain_options(stop) }
 }
 
 /// The record of the experiment, with so many limits for a machine that does other things.
