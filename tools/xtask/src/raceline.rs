@@ -11,8 +11,8 @@ use crate::child::{Ended, Running, Task, tail};
 
 /// Time for a release build with empty caches on two cores, in seconds.
 const BUILD_LIMIT_S: u64 = 1800;
-/// The packages whose release builds the steps of `cargo xtask test` use.
-const RELEASED: [&str; 4] = ["raceline", "cost", "sim", "raceline-capi"];
+/// The packages whose programs the steps of `cargo xtask test` run.
+const PROGRAMS: [&str; 3] = ["raceline", "cost", "sim"];
 /// Time from the start of a target to its ready line, in seconds.
 const READY_LIMIT_S: u64 = 20;
 /// Time from SIGTERM to the end of a target, in seconds.
@@ -31,7 +31,7 @@ pub(crate) struct Tree {
     together: Cell<Together>,
 }
 
-/// How the release builds of [`RELEASED`] are made.
+/// How the release builds of [`PROGRAMS`] are made.
 #[derive(Clone, Copy)]
 enum Together {
     /// Each alone, when it is wanted.
@@ -77,15 +77,10 @@ impl Tree {
 
     /// The release build of the program of a package of the same name.
     pub(crate) fn program(&self, package: &str) -> Result<PathBuf> {
-        self.released(package, package)
-    }
-
-    /// A file that the release build of a package makes.
-    pub(crate) fn released(&self, package: &str, file: &str) -> Result<PathBuf> {
         let alone = [package];
         let packages = match self.together.get() {
             Together::No => &alone[..],
-            Together::Wanted => &RELEASED[..],
+            Together::Wanted => &PROGRAMS[..],
             Together::Done => &[],
         };
         if !packages.is_empty() {
@@ -96,9 +91,9 @@ impl Tree {
                 self.together.set(Together::Done);
             }
         }
-        let made = self.target.join("release").join(file);
-        ensure!(made.is_file(), "the build left no {}", made.display());
-        Ok(made)
+        let program = self.target.join("release").join(package);
+        ensure!(program.is_file(), "the build left no {}", program.display());
+        Ok(program)
     }
 
     /// The release build of `raceline`, built once.
