@@ -28,9 +28,11 @@ pub(super) fn renew(program: &Path) -> Result<()> {
 
 /// The id by what `readelf` says.
 fn id(notes: &str) -> Result<Option<Vec<u8>>> {
-    let Some(hex) = notes.lines().find_map(|line| line.trim().strip_prefix(LABEL)) else {
+    // Before it, some versions of readelf print the kind of the note, and others a new line.
+    let Some((_, hex)) = notes.lines().find_map(|line| line.split_once(LABEL)) else {
         return Ok(None);
     };
+    let hex = hex.trim_end();
     let byte = |at| hex.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
     let id: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(byte).collect();
     Ok(Some(id.with_context(|| format!("readelf shows the build id {hex}"))?))
@@ -71,6 +73,8 @@ mod tests {
         assert_ne!(one, program(&[0; 8], b"code"));
         assert!(replace(&mut program(b"another!", b"code"), &old).is_err());
         assert!(replace(&mut program(&old, &old), &old).is_err());
+        let wide = "  GNU  0x14\tNT_GNU_BUILD_ID (unique build ID bitstring)\t    Build ID: 0123456789abcdef\n";
+        assert_eq!(id(wide).unwrap().unwrap(), old);
         assert_eq!(id("no notes\n").unwrap(), None);
         assert!(id("  Build ID: 0x\n").is_err());
     }
