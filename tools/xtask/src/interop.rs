@@ -10,7 +10,6 @@ mod iscsi;
 mod manage;
 mod moved;
 mod paths;
-mod rdma;
 mod rdma_link;
 mod tls;
 mod vhost;
@@ -214,11 +213,11 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
         (Part::Vhost, _) => vhost::run(tree, &image),
-        (Part::Ublk | Part::Takeover, _) => inside::run(tree, &image, part),
+        (Part::Ublk | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
         (Part::Moved, _) => moved::run(tree, &image),
         (Part::Xfstests, _) => xfstests::run(tree, &image),
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
-            rdma::run(tree, &image, part)
+            inside::run(tree, &image, part, inside::RDMA)
         }
         (Part::RdmaLink, _) => rdma_link::run(tree, &image),
         (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),

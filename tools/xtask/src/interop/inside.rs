@@ -1,4 +1,4 @@
-//! Scripts that run `raceline` in the guest, and need nothing outside it.
+//! Scripts that run `raceline` in the guest, and need nothing outside it. Over RDMA, both ends are in the guest.
 
 use std::path::Path;
 
@@ -8,11 +8,15 @@ use super::{Part, drives, guest, script, watch};
 use crate::raceline::Tree;
 use crate::step::Outcome;
 
-/// Runs the guest's script of `part`.
-pub(super) fn run(tree: &Tree, image: &Path, part: Part) -> Result<Outcome> {
+/// What the scripts are told that run over RDMA.
+pub(super) const RDMA: &[&str] = &["-e", "TRANSPORT=rdma", "-e", "PORT=4420"];
+
+/// Runs the guest's script of `part`, with further words for the machine.
+pub(super) fn run(tree: &Tree, image: &Path, part: Part, words: &[&str]) -> Result<Outcome> {
     let dir = tree.scratch(&format!("interop-{part:?}").to_lowercase())?;
     let program = drives::stripped(tree, &dir)?;
     let mut guest = guest(tree, image, part)
+        .args(words)
         .args([Path::new("-f"), &program])
         .args([image, &script(tree, part)])
         .start()?;

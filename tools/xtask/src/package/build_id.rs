@@ -28,7 +28,7 @@ pub(super) fn renew(program: &Path) -> Result<()> {
 
 /// The id by what `readelf` says.
 fn id(notes: &str) -> Result<Option<Vec<u8>>> {
-    // Before it, some versions of readelf print the kind of the note, and others a new line.
+    // With `--wide` it stands behind the kind of the note, without it on a line of its own.
     let Some((_, hex)) = notes.lines().find_map(|line| line.split_once(LABEL)) else {
         return Ok(None);
     };
