@@ -12,6 +12,7 @@ pub mod controllers;
 pub mod discovery;
 pub mod disks;
 mod error;
+mod flat_lock;
 pub(crate) mod generation;
 pub mod history;
 pub mod iscsi;
@@ -35,7 +36,7 @@ mod threads;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use raceline_accel::Framework;
 use raceline_bdev::{Drives, Identity};
@@ -53,6 +54,7 @@ use controllers::Controllers;
 use controllers::hotplug::Hotplug;
 use discovery::Discoveries;
 use disks::Disks;
+use flat_lock::{FlatLock, ReadGuard, WriteGuard};
 use history::History;
 use iscsi::Iscsi;
 use journal::{Journal, NoJournal};
@@ -142,7 +144,7 @@ pub struct Manager {
     config: ManagerConfig,
     /// The progress of the start.
     start: Start,
-    model: RwLock<Model>,
+    model: FlatLock<Model>,
     /// The order of changes and of their records.
     keeping: Keeping,
     /// The last changes.
@@ -203,7 +205,7 @@ impl Manager {
             config,
             history,
             start: Start::new(),
-            model: RwLock::new(Model { nvmf, ..Model::default() }),
+            model: FlatLock::new(Model { nvmf, ..Model::default() }),
             keeping: Keeping::default(),
             replaying: Replaying::new(methods),
             threads: Threads::default(),
@@ -223,9 +225,11 @@ impl Manager {
         &self.config
     }
 
-    /// The current objects. The guard blocks changes: the caller must not wait while it holds it.
-    pub fn model(&self) -> RwLockReadGuard<'_, Model> {
-        self.model.read().unwrap_or_else(PoisonError::into_inner)
+    /// The current objects. The guard blocks changes: the caller must neither wait nor ask for another one
+    /// while it holds it. (The guard of an expression after `for ... in` lives until the end of the loop.)
+    #[track_caller]
+    pub fn model(&self) -> ReadGuard<'_, Model> {
+        self.model.read()
     }
 
     /// Ends the exports: commands in flight finish, connections close, cores end. The configuration stays
@@ -304,8 +308,9 @@ impl Manager {
         all.all(|running| running.target.is_running())
     }
 
-    fn model_mut(&self) -> RwLockWriteGuard<'_, Model> {
-        self.model.write().unwrap_or_else(PoisonError::into_inner)
+    #[track_caller]
+    fn model_mut(&self) -> WriteGuard<'_, Model> {
+        self.model.write()
     }
 }
 

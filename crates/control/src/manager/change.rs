@@ -1,9 +1,10 @@
 //! Changes, one at a time, and their records.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard};
 
 use super::catalogue::{Entry, Key, Record};
+use super::flat_lock::{ReadGuard, WriteGuard};
 use super::journal::JournalError;
 use super::notify::EventKind;
 use super::{Manager, ManagerError, Model, generation, lock};
@@ -157,12 +158,14 @@ impl Change<'_> {
     }
 
     /// What exists now.
-    pub fn model(&self) -> RwLockReadGuard<'_, Model> {
+    #[track_caller]
+    pub fn model(&self) -> ReadGuard<'_, Model> {
         self.manager.model()
     }
 
     /// The current objects, for changes; the lock is held only briefly.
-    pub fn model_mut(&mut self) -> RwLockWriteGuard<'_, Model> {
+    #[track_caller]
+    pub fn model_mut(&mut self) -> WriteGuard<'_, Model> {
         self.manager.model_mut()
     }
 

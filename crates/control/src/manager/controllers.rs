@@ -169,7 +169,7 @@ impl Manager {
         if !matches!(controller.link, Link::Drive(_)) {
             return;
         }
-        for name in devices_of(&self.model(), controller) {
+        for name in self.devices_of(controller) {
             let device = self.model().bdevs.find(&name).map(|bdev| Arc::clone(&bdev.device));
             if let Some(Err(error)) = device.map(|device| device.rescan()) {
                 tracing::warn!("device `{name}` is not what it was: {error}");

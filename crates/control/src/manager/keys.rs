@@ -161,7 +161,8 @@ impl Change<'_> {
 
     /// The key of that name, which is looked for where keys are found by their names.
     fn find_key(&mut self, name: &str) -> Result<KeyRef, KeyringError> {
-        if let Some(known) = self.model().keyring.known(name)? {
+        let known = self.model().keyring.known(name)?;
+        if let Some(known) = known {
             return Ok(known);
         }
         let found = self.manager().config().key_places.find(bare_name(name)?);

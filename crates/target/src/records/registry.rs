@@ -359,7 +359,8 @@ impl Shared {
     #[cold]
     fn release_held(&self) {
         self.reserver_progress.held_count.store(0, Ordering::Relaxed);
-        for request in std::mem::take(&mut *self.held_requests()) {
+        let held = std::mem::take(&mut *self.held_requests());
+        for request in held {
             self.reserve_at_once(request);
         }
     }
