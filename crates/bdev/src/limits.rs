@@ -1,8 +1,10 @@
 //! How much memory a RAM device may still take: what the machine and the control groups leave.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
+
+use raceline_reactor::control_group::MemoryGroup;
 
 use crate::ByteSize;
 
@@ -75,46 +77,14 @@ fn own_anonymous(root: &Path) -> u64 {
     kib_field(&root.join("proc/self/status"), "RssAnon:").unwrap_or(0)
 }
 
-/// The least that this process's control group and its ancestors leave, of version 1 or 2.
+/// The least that this process's control group and its ancestors leave.
 fn group_available(root: &Path) -> Option<u64> {
-    let membership = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
-    membership
-        .lines()
-        .filter_map(|line| {
-            // "4:memory:/path" in version 1, "0::/path" in version 2
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let (mount, limit, usage) = match controllers {
-                "" => ("sys/fs/cgroup", "memory.max", "memory.current"),
-                _ if controllers.split(',').any(|name| name == "memory") => {
-                    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-                }
-                _ => return None,
-            };
-            let mount = root.join(mount);
-            let group = mount.join(path.trim_start_matches('/'));
-            let left = |directory: PathBuf| {
-                let number =
-                    |name| fs::read_to_string(directory.join(name)).ok()?.trim().parse().ok();
-                let (limit, usage): (u64, u64) = (number(limit)?, number(usage)?);
-                // Pages of files are reclaimed before anything is refused.
-                Some(limit.saturating_sub(usage.saturating_sub(inactive_file(&directory))))
-            };
-            group
-                .ancestors()
-                .take_while(|at| at.starts_with(&mount))
-                .filter_map(|at| left(at.into()))
-                .min()
-        })
-        .min()
-}
-
-/// The page cache of a group that is given up first.
-fn inactive_file(directory: &Path) -> u64 {
-    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
-    let value = |name: &str| {
-        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    let left = |group: &MemoryGroup| {
+        // Pages of files are reclaimed before anything is refused.
+        let used = group.used()?.saturating_sub(group.file_pages().inactive);
+        Some(group.limit()?.saturating_sub(used))
     };
-    value("total_inactive_file").or_else(|| value("inactive_file")).unwrap_or(0)
+    MemoryGroup::all(root).iter().filter_map(left).min()
 }
 
 #[cfg(test)]

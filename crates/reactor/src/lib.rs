@@ -17,6 +17,7 @@
 //! | `thread` | the loop of a core, mailboxes, wakers, counters |
 
 mod accel;
+pub mod control_group;
 mod epoll;
 pub mod flow;
 pub mod inheritance;

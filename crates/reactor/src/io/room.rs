@@ -6,12 +6,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
+
+use crate::control_group::{FilePages, MemoryGroup, read};
 
 /// Descriptors that connections do not get, where the limit is not small.
 const DESCRIPTORS: u64 = 32;
@@ -88,15 +89,7 @@ pub fn scarce_memory(wanted: u64) -> Option<String> {
 struct Memory {
     /// Pages of the address space are its first number.
     statm: Option<File>,
-    group: Option<Group>,
-}
-
-/// The control group with a limit that is nearest, or that of this process.
-#[derive(Debug)]
-struct Group {
-    max: File,
-    current: File,
-    stat: File,
+    group: Option<MemoryGroup>,
 }
 
 /// A limit.
@@ -124,16 +117,14 @@ impl Tight {
 impl Memory {
     fn open() -> Self {
         let statm = File::open("/proc/self/statm").ok();
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let group = own.lines().find_map(|line| line.strip_prefix("0::"));
-        let group = group.and_then(|path| Group::open(Path::new("/sys/fs/cgroup"), path));
+        let group = nearest(MemoryGroup::all(Path::new("/")));
         Self { statm, group }
     }
 
     /// The limit of which least is left.
     fn tightest(&self) -> Option<Tight> {
         let space = self.address_space();
-        let group = self.group.as_ref().and_then(Group::state);
+        let group = self.group.as_ref().and_then(state);
         space.into_iter().chain(group).min_by_key(|tight| tight.left())
     }
 
@@ -145,60 +136,23 @@ impl Memory {
     }
 }
 
-impl Group {
-    /// That of the path, or the nearest above it with a limit.
-    fn open(root: &Path, path: &str) -> Option<Self> {
-        let own = root.join(path.trim_start_matches('/'));
-        let mut above = own.ancestors().take_while(|folder| folder.starts_with(root));
-        let limited = above.find_map(|folder| {
-            let group = Self::of(folder)?;
-            group.limit().is_some().then_some(group)
-        });
-        limited.or_else(|| Self::of(&own))
-    }
-
-    fn of(folder: &Path) -> Option<Self> {
-        let open = |name| File::open(folder.join(name)).ok();
-        Some(Self {
-            max: open("memory.max")?,
-            current: open("memory.current")?,
-            stat: open("memory.stat")?,
-        })
-    }
-
-    /// `None`: there is none.
-    fn limit(&self) -> Option<u64> {
-        read(&self.max)?.trim().parse().ok()
-    }
-
-    fn state(&self) -> Option<Tight> {
-        let limit = self.limit()?;
-        let current: u64 = read(&self.current)?.trim().parse().ok()?;
-        let tight = Tight { used: current, limit, is_group: true };
-        if tight.left() >= 2 * MEMORY {
-            return Some(tight);
-        }
-        // The kernel gives back what it keeps of files when it is wanted.
-        let cached = read(&self.stat).map_or(0, |stat| cached(&stat));
-        Some(Tight { used: current.saturating_sub(cached), ..tight })
-    }
+/// The nearest group with a limit, or the own one: it may get a limit.
+fn nearest(mut groups: Vec<MemoryGroup>) -> Option<MemoryGroup> {
+    let limited = groups.iter().position(|group| group.limit().is_some());
+    (!groups.is_empty()).then(|| groups.swap_remove(limited.unwrap_or(0)))
 }
 
-/// Bytes of files in memory that can be dropped, by memory.stat.
-fn cached(stat: &str) -> u64 {
-    let of = |name: &str| {
-        let mut values = stat.lines().filter_map(|line| line.split_once(' '));
-        values.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok())
-    };
-    let sum = ["inactive_file", "active_file"].into_iter().filter_map(of).sum::<u64>();
-    sum.saturating_sub(of("file_dirty").unwrap_or(0))
-}
-
-/// The text of a small file of the kernel, as it is now.
-fn read(file: &File) -> Option<String> {
-    let mut bytes = [0; 8192];
-    let count = file.read_at(&mut bytes, 0).ok()?;
-    Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
+/// What a group has of its limit, if there is one.
+fn state(group: &MemoryGroup) -> Option<Tight> {
+    let limit = group.limit()?;
+    let tight = Tight { used: group.used()?, limit, is_group: true };
+    if tight.left() >= 2 * MEMORY {
+        return Some(tight);
+    }
+    // The kernel gives back what it keeps of files when it is wanted.
+    let FilePages { inactive, active, dirty } = group.file_pages();
+    let dropped = (inactive + active).saturating_sub(dirty);
+    Some(Tight { used: tight.used.saturating_sub(dropped), ..tight })
 }
 
 #[cfg(test)]
@@ -207,7 +161,7 @@ mod tests {
 
     /// A control group as files.
     fn group(root: &Path, path: &str, max: &str, current: u64, stat: &str) {
-        let folder = root.join(path);
+        let folder = root.join("sys/fs/cgroup").join(path);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("memory.max"), max).unwrap();
         std::fs::write(folder.join("memory.current"), format!("{current}\n")).unwrap();
@@ -218,27 +172,24 @@ mod tests {
     fn the_nearest_limit_counts_without_what_can_be_dropped() {
         let root = std::env::temp_dir().join(format!("raceline-room-{}", std::process::id()));
         let limit = 100 << 20;
-        group(&root, "system", &format!("{limit}\n"), 90 << 20, "anon 1\ninactive_file 4194304\n");
+        let stat = "anon 1\ninactive_file 4194304\nactive_file 200\nfile_dirty 100\n";
+        group(&root, "system", &format!("{limit}\n"), (90 << 20) + 100, stat);
         group(&root, "system/raceline", "max\n", 80 << 20, "");
-        let found = Group::open(&root, "/system/raceline").unwrap();
-        let tight = found.state().unwrap();
+        std::fs::create_dir_all(root.join("proc/self")).unwrap();
+        std::fs::write(root.join("proc/self/cgroup"), "0::/system/raceline\n").unwrap();
+        let found = nearest(MemoryGroup::all(&root)).unwrap();
+        let tight = state(&found).unwrap();
         assert_eq!(tight, Tight { used: 86 << 20, limit, is_group: true });
         assert_eq!(tight.left(), 14 << 20);
         // The files are those of now.
         group(&root, "system", &format!("{limit}\n"), 10 << 20, "");
-        assert_eq!(found.state().unwrap().left(), 90 << 20);
+        assert_eq!(state(&found).unwrap().left(), 90 << 20);
         group(&root, "system", "max\n", 10 << 20, "");
-        assert_eq!(found.state(), None);
-        let own = Group::open(&root, "/system/raceline").unwrap();
-        assert_eq!(own.state(), None, "no limit is no reason");
+        assert_eq!(state(&found), None);
+        let own = nearest(MemoryGroup::all(&root)).unwrap();
+        assert_eq!(state(&own), None, "no limit is no reason");
+        assert!(nearest(Vec::new()).is_none());
         std::fs::remove_dir_all(&root).unwrap();
-    }
-
-    #[test]
-    fn dirty_bytes_of_files_are_not_free() {
-        let stat = "anon 7\nfile 900\nfile_dirty 100\ninactive_file 300\nactive_file 200\n";
-        assert_eq!(cached(stat), 400);
-        assert_eq!(cached("anon 7\n"), 0);
     }
 
     #[test]
