@@ -5,6 +5,7 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use uuid::Uuid;
@@ -14,6 +15,9 @@ const RACELINE: Uuid = Uuid::from_u128(0x8f7d_3a52_5f0c_4d0e_9a41_6c1b_9d2e_73b8
 
 /// Where a machine keeps its id, by preference.
 const MACHINE_ID_PATHS: [&str; 2] = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+
+/// A process warns once of the missing id of its machine.
+static WARNED: Once = Once::new();
 
 /// Where UUIDs come from when none is given: the machine, and what the device is on it.
 ///
@@ -40,10 +44,14 @@ impl Identity {
             return Self::from_seed(id.as_bytes());
         }
         let name = read("/proc/sys/kernel/hostname").unwrap_or_default();
-        tracing::warn!(
-            "no /etc/machine-id: identities of devices follow the host name `{}`",
-            name.escape_default()
-        );
+        // A program may ask several times.
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "no /etc/machine-id: identities of devices follow the host name `{}`, and change with it; \
+                 systemd-machine-id-setup makes the file",
+                name.escape_default()
+            );
+        });
         Self::from_seed(name.as_bytes())
     }
 
