@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_bdev::{Identity, SharedBdev};
+use raceline_bdev::{ByteSize, Identity, SharedBdev};
 use raceline_host::RemoteNamespace;
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
@@ -26,6 +26,9 @@ use crate::{initiator, limits, remote, serve, shell};
 
 /// How often it looks whether its cores run.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest name of a socket, in bytes.
+const NAME_MAX: usize = 48;
 
 /// How long `disconnect` waits for a process to end.
 const END_TIME: Duration = Duration::from_secs(30);
@@ -181,6 +184,7 @@ fn serve_nbd(
     let place = listening[0].to_string();
     let noted = note(args, registry, "nbd", listening.iter().map(ToString::to_string).collect());
     let uri = uri(&listening[0], config.tls.is_some());
+    let uses = uses(&listening[0], config.tls.is_some(), &uri, &args.name);
     let ready = Ready {
         ready: true,
         kind: "nbd",
@@ -192,7 +196,7 @@ fn serve_nbd(
         recovered: None,
         pid: std::process::id(),
     };
-    let ended = print(&ready).and_then(|()| wait(device, &server, interrupt));
+    let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
     server.stop();
     drop(noted);
     ended
@@ -209,7 +213,13 @@ fn note(args: &DiskArgs, registry: &Registry, kind: &str, places: Vec<String>) -
     registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok()
 }
 
-fn print(ready: &Ready<'_>) -> Result<(), Failure> {
+/// Tells people about the disk, and programs by a line of JSON; `uses` says how clients get at it.
+fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
+    let Ready { bytes, block_size, device, .. } = ready;
+    let access = if ready.read_only { ", read only" } else { "" };
+    let size = ByteSize(*bytes);
+    shell::note(&format!("a disk of {size} in blocks of {block_size} bytes{access}: {uses}"));
+    shell::note(&format!("`raceline disconnect -d {device}` ends it"));
     let line = serde_json::to_string(ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
     serve::tell(&[NotifyState::Ready]);
@@ -235,11 +245,44 @@ fn default_socket(args: &DiskArgs, registry: &Registry) -> PathBuf {
         None => format!("{}-{}", args.remote.0.nqn, args.namespace),
         Some(_) => std::process::id().to_string(),
     };
-    // An address of a socket has at most 107 bytes; NQNs are longer.
+    registry.dir().join(format!("disk-{}.sock", socket_name(&name)))
+}
+
+/// A name for a socket: its address has at most 107 bytes, and NQNs are longer. Of a long name the last words are left, and
+/// a number that tells it from others with the same end.
+fn socket_name(name: &str) -> String {
     let usual = |c: char| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' };
-    let name: String = name.chars().map(usual).collect();
-    let tail = name.get(name.len().saturating_sub(48)..).unwrap_or(&name);
-    registry.dir().join(format!("disk-{tail}.sock"))
+    let plain: String = name.chars().map(usual).collect();
+    if plain.len() <= NAME_MAX {
+        return plain;
+    }
+    let id = Identity::from_seed(b"").derive("socket", name.as_bytes()).simple().to_string();
+    let id = &id[..8];
+    let tail = &plain[plain.len() - (NAME_MAX - id.len() - 1)..];
+    let words = tail.split_once(['-', '.', '_']).map_or(tail, |(_, words)| words);
+    let tail = if words.is_empty() { tail } else { words };
+    format!("{id}-{tail}")
+}
+
+/// How clients get at an NBD server.
+fn uses(endpoint: &Endpoint, tls: bool, uri: &str, name: &str) -> String {
+    let copy = format!("nbdcopy '{uri}' FILE copies it");
+    match endpoint {
+        // The URI lacks the client's key or certificate, which only the client knows.
+        _ if tls => format!("{uri}, for clients with a key or a certificate"),
+        Endpoint::Unix(path) => {
+            let path = path.display();
+            format!(
+                "{copy}; `nbd-client -unix {path} /dev/nbd0 -N {name}` (root) makes it a block device"
+            )
+        }
+        Endpoint::Tcp(address) => {
+            let (ip, port) = (address.ip(), address.port());
+            format!(
+                "{copy}; `nbd-client {ip} {port} /dev/nbd0 -N {name}` (root) makes it a block device"
+            )
+        }
+    }
 }
 
 /// The URI of the NBD project. The client adds where its own key or certificate is.
@@ -302,5 +345,29 @@ mod tests {
         assert_eq!(uri(&tcp, true), "nbds://127.0.0.1:10809");
         let unix = Endpoint::Unix("/run/x.sock".into());
         assert_eq!(uri(&unix, false), "nbd+unix:///?socket=/run/x.sock");
+    }
+    #[test]
+    fn sockets_have_names_that_fit() {
+        let nqn = "nqn.2026-01.io.raceline:disk";
+        assert_eq!(socket_name(&format!("{nqn}-1")), "nqn.2026-01.io.raceline_disk-1");
+        let long = |end: &str| {
+            socket_name(&format!("nqn.2014-08.org.nvmexpress:uuid:{}-{end}", "ab-".repeat(60)))
+        };
+        let (one, two) = (long("1"), long("2"));
+        assert!(one.len() <= NAME_MAX && one.ends_with("-ab--1") && one != two, "{one} {two}");
+        // Names with the same end differ, and one without words is only cut.
+        let other = socket_name(&format!("nqn.2026-01.io.other:{}-1", "ab-".repeat(60)));
+        assert!(other.len() <= NAME_MAX && other != one && other[9..] == one[9..], "{other} {one}");
+        assert_eq!(socket_name(&"a".repeat(200)).len(), NAME_MAX);
+    }
+
+    #[test]
+    fn people_learn_how_to_use_the_disk() {
+        let tcp = Endpoint::Tcp("127.0.0.1:10809".parse().unwrap());
+        let text = uses(&tcp, false, "nbd://127.0.0.1:10809", "disk");
+        assert!(text.contains("`nbd-client 127.0.0.1 10809 /dev/nbd0 -N disk`"), "{text}");
+        let text = uses(&Endpoint::Unix("/run/x.sock".into()), false, "URI", "disk");
+        assert!(text.contains("`nbd-client -unix /run/x.sock /dev/nbd0 -N disk`"), "{text}");
+        assert!(!uses(&tcp, true, "nbds://127.0.0.1:10809", "disk").contains("nbd-client"));
     }
 }

@@ -66,7 +66,8 @@ pub(super) fn serve(
         recovered: Some(disk.is_recovered()),
         pid: std::process::id(),
     };
-    let ended = print(&ready).and_then(|()| wait(device, &mut disk, interrupt));
+    let uses = format!("it is the block device {place}");
+    let ended = print(&ready, &uses).and_then(|()| wait(device, &mut disk, interrupt));
     let stopped = disk.stop().map_err(|error| failure(&error));
     drop(noted);
     ended.and(stopped)

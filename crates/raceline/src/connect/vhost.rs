@@ -45,7 +45,10 @@ pub(super) fn serve(
         read_only: args.read_only || info.read_only,
         pid: std::process::id(),
     };
-    let ended = print(&ready).and_then(|()| wait(device, &server, interrupt));
+    let uses = format!(
+        "QEMU uses it by -chardev socket,id=disk0,path={place} -device vhost-user-blk-pci,chardev=disk0, with memory that is shared"
+    );
+    let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
     server.stop();
     drop(noted);
     ended
