@@ -23,6 +23,7 @@ pub mod flow;
 pub mod inheritance;
 pub mod io;
 mod memory;
+pub mod no_wait;
 pub mod private_socket;
 pub mod send;
 pub mod sim;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_proto::nvme::NamespaceId;
+use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_proto::reservation::Reservations;
 use raceline_reactor::inheritance;
 use raceline_reactor::private_socket::{self, SocketError, SocketFile};
@@ -19,7 +19,7 @@ use super::{
     FORM, FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, Reserved,
     TakeOverError,
 };
-use crate::manager::nvmf::DEFAULT_TARGET;
+use crate::manager::nvmf::{DEFAULT_TARGET, Namespace};
 use crate::manager::{Manager, Phase};
 use crate::ptpl;
 
@@ -37,6 +37,11 @@ const TAKEN_LIMIT: Duration = Duration::from_secs(10);
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// Successors that may wait to be met.
 const BACKLOG: i32 = 8;
+
+/// A namespace: its target, subsystem, NSID and UUID.
+type ReservableNamespace = (String, Nqn, u32, Uuid);
+/// A LUN: its target node and number.
+type ReservableLun = (String, u16);
 
 /// What a daemon does besides, given the process of its successor.
 pub struct LastWords {
@@ -298,35 +303,43 @@ impl Suspended {
     }
 
     fn reservations(&self, manager: &Manager) -> Result<Vec<HandedReservations>, TakeOverError> {
-        let model = manager.model();
+        let (namespaces, luns) = self.units(manager);
         let mut all = Vec::new();
-        for (name, (cores, _)) in &self.targets {
-            let Some(target) = model.nvmf.targets.get(name) else { continue };
-            for (nqn, subsystem) in &target.subsystems {
-                for (nsid, namespace) in &subsystem.namespaces {
-                    // A namespace that is missing has none.
-                    let kept = cores.reservations(nqn, NamespaceId(*nsid));
-                    let Ok(kept) = kept else { continue };
-                    let (target, nqn, nsid) = (name.clone(), nqn.as_str().to_owned(), *nsid);
-                    let of = Reserved::Namespace { target, nqn, nsid };
-                    all.extend(handed(of, &kept, namespace.uuid)?);
-                }
-            }
+        for (name, nqn, nsid, uuid) in namespaces {
+            let Some((cores, _)) = self.targets.get(&name) else { continue };
+            // A namespace that is missing has none.
+            let Ok(kept) = cores.reservations(&nqn, NamespaceId(nsid)) else { continue };
+            let of = Reserved::Namespace { target: name, nqn: nqn.as_str().to_owned(), nsid };
+            all.extend(handed(of, &kept, uuid)?);
         }
-        let cores = self.targets.get(DEFAULT_TARGET).map(|(cores, _)| cores);
-        let nodes = cores.into_iter().flat_map(|cores| {
-            model.iscsi.nodes.iter().map(move |(name, node)| (cores, name, node))
-        });
-        for (cores, name, node) in nodes {
-            for number in node.luns.keys() {
-                // A LUN that is missing has none.
-                let kept = cores.iscsi().reservations(name, *number);
-                let Ok(kept) = kept else { continue };
-                let of = Reserved::Lun { node: name.clone(), number: *number };
-                all.extend(handed(of, &kept, Uuid::nil())?);
-            }
+        let Some((cores, _)) = self.targets.get(DEFAULT_TARGET) else { return Ok(all) };
+        for (node, number) in luns {
+            // A LUN that is missing has none.
+            let Ok(kept) = cores.iscsi().reservations(&node, number) else { continue };
+            all.extend(handed(Reserved::Lun { node, number }, &kept, Uuid::nil())?);
         }
         Ok(all)
+    }
+
+    /// What can be reserved: namespaces with their targets and UUIDs, and LUNs with their nodes. The model is free again
+    /// before a target is called.
+    fn units(&self, manager: &Manager) -> (Vec<ReservableNamespace>, Vec<ReservableLun>) {
+        let model = manager.model();
+        let targets =
+            model.nvmf.targets.iter().filter(|(name, _)| self.targets.contains_key(*name));
+        let subsystems = targets.flat_map(|(name, target)| {
+            target.subsystems.iter().map(move |(nqn, subsystem)| (name, nqn, subsystem))
+        });
+        let namespaces = subsystems.flat_map(|(name, nqn, subsystem)| {
+            let of = move |(nsid, namespace): (&u32, &Namespace)| {
+                (name.clone(), nqn.clone(), *nsid, namespace.uuid)
+            };
+            subsystem.namespaces.iter().map(of)
+        });
+        let nodes = model.iscsi.nodes.iter();
+        let luns = nodes
+            .flat_map(|(name, node)| node.luns.keys().map(move |number| (name.clone(), *number)));
+        (namespaces.collect(), luns.collect())
     }
 
     /// Ends what is not handed over.

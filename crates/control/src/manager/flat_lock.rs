@@ -3,11 +3,14 @@
 //! With the lock of the standard library, a thread that reads may not read again before it has let go: when
 //! another thread waits to write in between, both wait for ever. That happens rarely, and then the daemon
 //! answers nobody. Debug builds, and with them all tests, therefore refuse every second lock of one thread,
-//! whether another thread waits or not.
+//! whether another thread waits or not. Nor may a thread that holds it wait for a target, whose threads may want
+//! the lock.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use raceline_reactor::no_wait::NoWait;
 
 thread_local! {
     /// The addresses of the locks that this thread holds; in debug builds.
@@ -75,6 +78,7 @@ impl<T> DerefMut for WriteGuard<'_, T> {
 /// The note that this thread holds a lock. The guards cannot move to another thread, so neither can it.
 struct Held {
     address: usize,
+    _no_wait: NoWait,
 }
 
 impl Held {
@@ -88,7 +92,7 @@ impl Held {
                 held.push(address);
             });
         }
-        Self { address }
+        Self { address, _no_wait: NoWait::begin() }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Limits of rates: of devices, of subsystems, and of hosts alone or in groups; and weights of hosts.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_proto::nvme::{NamespaceId, Nqn, NqnError};
 use raceline_target::{
     HostLimit, MAX_BURST, QosLimits, Target, TargetError, Weight, check_iscsi_name,
 };
@@ -11,7 +13,6 @@ use serde_json::{Map, Value, json};
 
 use super::bdevs::Claim;
 use super::catalogue::{Entry, Key, Section};
-use super::nvmf::NvmfTarget;
 use super::{Change, ManagerError};
 
 const MIB: u64 = 1 << 20;
@@ -159,9 +160,12 @@ pub(super) fn throttle(
 }
 
 /// Gives the cores the limits of hosts.
-pub(super) fn show_host_limits(cores: &Target, target: &NvmfTarget) -> Result<(), ManagerError> {
+pub(super) fn show_host_limits(
+    cores: &Target,
+    limited: &BTreeMap<String, HostLimits>,
+) -> Result<(), ManagerError> {
     let mut all = Vec::new();
-    for HostLimits { hosts, limits } in target.host_limits.values() {
+    for HostLimits { hosts, limits } in limited.values() {
         if let Some(throttle) = throttle(cores, Some(*limits))? {
             let mut limit = HostLimit { hosts: Vec::new(), initiators: Vec::new(), throttle };
             for host in hosts {
@@ -211,20 +215,31 @@ impl Change<'_> {
 
     /// Gives the namespace and the LUNs over a device its limits.
     fn show_bdev_limits(&self, name: &str) -> Result<(), ManagerError> {
-        let model = self.model();
-        let Ok(bdev) = model.bdev(name) else { return Ok(()) };
-        if let Some(Claim::Namespace { target, nqn, nsid }) = &bdev.claim
-            && let Some(cores) = model.nvmf.target(target)?.cores()
+        // The model is free again before a target is called.
+        let (mut namespace, mut luns) = (None, None);
         {
-            let nqn = Nqn::new(nqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
-            let throttle = model.bdevs.throttle(&cores, name)?;
-            cores.set_namespace_limits(&nqn, NamespaceId(*nsid), throttle)?;
+            let model = self.model();
+            let Ok(bdev) = model.bdev(name) else { return Ok(()) };
+            if let Some(Claim::Namespace { target, nqn, nsid }) = &bdev.claim
+                && let Some(cores) = model.nvmf.target(target)?.cores()
+            {
+                let invalid = |error: NqnError| ManagerError::Invalid(error.to_string());
+                let nqn = Nqn::new(nqn).map_err(invalid)?;
+                let throttle = model.bdevs.throttle(&cores, name)?;
+                namespace = Some((cores, nqn, NamespaceId(*nsid), throttle));
+            }
+            if !bdev.luns.is_empty()
+                && let Some(cores) = model.iscsi_cores()
+            {
+                let throttle = model.bdevs.throttle(&cores, name)?;
+                luns = Some((cores, Arc::clone(&bdev.device), throttle));
+            }
         }
-        if !bdev.luns.is_empty()
-            && let Some(cores) = model.iscsi_cores()
-        {
-            let throttle = model.bdevs.throttle(&cores, name)?;
-            cores.iscsi().set_device_limits(&bdev.device, throttle)?;
+        if let Some((cores, nqn, nsid, throttle)) = namespace {
+            cores.set_namespace_limits(&nqn, nsid, throttle)?;
+        }
+        if let Some((cores, device, throttle)) = luns {
+            cores.iscsi().set_device_limits(&device, throttle)?;
         }
         Ok(())
     }
@@ -304,10 +319,8 @@ impl Change<'_> {
             };
             (old, found.cores())
         };
-        let shown = match cores {
-            Some(cores) => show_host_limits(&cores, self.model().nvmf.target(target)?),
-            None => Ok(()),
-        };
+        let limited = self.model().nvmf.target(target)?.host_limits.clone();
+        let shown = cores.map_or(Ok(()), |cores| show_host_limits(&cores, &limited));
         if let Err(error) = shown {
             let mut model = self.model_mut();
             let found = model.nvmf.target_mut(target)?;

@@ -20,7 +20,7 @@ use raceline_proto::controller::{
 };
 use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
-use raceline_reactor::StreamProvider;
+use raceline_reactor::{StreamProvider, no_wait};
 
 use crate::changes::config::{SubsystemConfig, TargetError};
 use crate::changes::iscsi_state::IscsiState;
@@ -134,7 +134,9 @@ impl Control {
         Self { shared, state }
     }
 
+    #[track_caller]
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        no_wait::check();
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -314,11 +316,13 @@ impl Control {
     }
 
     /// Sends a message to every core and collects the answers.
+    #[track_caller]
     pub(crate) fn ask_all<T>(
         &self,
         timeout: Duration,
         message: impl Fn(Reply<T>) -> Message,
     ) -> Result<Vec<T>, TargetError> {
+        no_wait::check();
         let (reply, answers) = mpsc::channel();
         for core in 0..self.shared.cores() {
             self.shared.send(core, message(reply.clone()));
@@ -400,11 +404,13 @@ impl Control {
     }
 
     /// Sends a message to a core, and waits for the answer.
+    #[track_caller]
     pub(crate) fn ask<T>(
         &self,
         core: usize,
         message: impl FnOnce(Reply<T>) -> Message,
     ) -> Result<T, TargetError> {
+        no_wait::check();
         let (reply, answers): (_, Receiver<(usize, T)>) = mpsc::channel();
         self.shared.send(core, message(reply));
         match answers.recv_timeout(ANSWER_TIMEOUT) {

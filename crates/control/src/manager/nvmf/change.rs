@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use raceline_proto::nvme::Nqn;
+use raceline_reactor::no_wait::MayWait;
 use raceline_target::{
     Entrance, ListenerAna, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target,
     load_rdma_libraries,
@@ -196,6 +197,8 @@ impl Change<'_> {
         let cores = Arc::new(Target::start(config)?);
         let populated = {
             let model = self.model();
+            // Nobody else knows these cores, and no host is there whose command could want the model.
+            let _may_wait = MayWait::begin();
             let all = live::populate(self.manager(), &cores, target, &model);
             match target == DEFAULT_TARGET {
                 true => all.and_then(|()| iscsi::populate(self.manager().config(), &cores, &model)),

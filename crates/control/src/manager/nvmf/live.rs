@@ -129,7 +129,7 @@ pub(super) fn populate(
             cores.set_pool(nqn, pool_config(manager, name, pool, Arc::clone(&bdev.device)))?;
         }
     }
-    qos::show_host_limits(cores, target)?;
+    qos::show_host_limits(cores, &target.host_limits)?;
     if target.is_central {
         cores.set_central(true)?;
     }

@@ -219,12 +219,16 @@ fn enable_histogram(call: &Call<'_>, params: EnableHistogram) -> Result<bool, Rp
 /// As bdev_get_histogram answers.
 fn get_histogram(call: &Call<'_>, params: Delete) -> Result<Value, RpcError> {
     check_node(call, &params.name, "target not found:")?;
-    let model = call.manager.model();
-    let (name, node) = model.iscsi.node(&params.name).map_err(invalid)?;
-    let histogram = match model.iscsi_cores() {
+    // The model is free again before the target is called.
+    let (name, is_enabled, cores) = {
+        let model = call.manager.model();
+        let (name, node) = model.iscsi.node(&params.name).map_err(invalid)?;
+        (name, node.histogram, model.iscsi_cores())
+    };
+    let histogram = match cores {
         Some(cores) => cores.iscsi().histogram(&name).ok().flatten(),
         // Nobody has logged in so far.
-        None => node.histogram.then(|| Histogram::empty(HistogramShape::default())),
+        None => is_enabled.then(|| Histogram::empty(HistogramShape::default())),
     };
     let histogram = histogram.ok_or_else(|| {
         let name = name.escape_debug();

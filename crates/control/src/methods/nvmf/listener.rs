@@ -109,18 +109,23 @@ fn remove(call: &Call<'_>, params: Remove) -> Result<bool, RpcError> {
 }
 
 fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, RpcError> {
-    let model = call.manager.model();
-    let (target, nqn) = params.find(&model)?;
-    let Some(subsystem) = target.subsystems.get(&nqn) else {
-        return Ok(target
-            .discovery_listeners
-            .iter()
-            .map(|it| describe_level(target, it))
-            .collect());
+    let (cores, nqn, found) = {
+        let model = call.manager.model();
+        let (target, nqn) = params.find(&model)?;
+        let Some(subsystem) = target.subsystems.get(&nqn) else {
+            return Ok(target
+                .discovery_listeners
+                .iter()
+                .map(|it| describe_level(target, it))
+                .collect());
+        };
+        let cores = target.cores().filter(|_| subsystem.options.ana_reporting);
+        let describe = |address: &ListenAddress| (address.clone(), describe_level(target, address));
+        let found: Vec<_> = subsystem.listeners.iter().map(describe).collect();
+        (cores, nqn, found)
     };
-    let cores = target.cores().filter(|_| subsystem.options.ana_reporting);
-    let describe = |address: &ListenAddress| {
-        let mut listener = describe_level(target, address);
+    // The model is free again before the target is called.
+    let with_states = |(address, mut listener): (ListenAddress, Value)| {
         if let (Some(cores), Some(members)) = (&cores, listener.as_object_mut()) {
             let states = cores.ana_states(&nqn, address.socket()?)?;
             let states = states.iter().map(|(group, state)| (group, state));
@@ -128,8 +133,7 @@ fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, R
         }
         Ok(listener)
     };
-    let described: Result<Vec<Value>, ManagerError> =
-        subsystem.listeners.iter().map(describe).collect();
+    let described: Result<Vec<Value>, ManagerError> = found.into_iter().map(with_states).collect();
     Ok(described?)
 }
 

@@ -113,7 +113,8 @@ pub(in crate::methods) fn streams(
     manager: &Manager,
     psk: &HeldPsk,
 ) -> Result<Arc<dyn StreamProvider>, RpcError> {
-    let offload = Offload::decide(manager.model().ktls());
+    let ktls = manager.model().ktls();
+    let offload = Offload::decide(ktls);
     let offload = offload.map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     Ok(Arc::new(TlsConnector::new(psk.store.clone()).with_offload(offload)))
 }
