@@ -224,13 +224,22 @@ fn accept_all(listener: &UnixListener, stopping: &AtomicBool, shared: &Arc<Share
             tracing::warn!("a front end was sent away: another one uses the disk");
             continue;
         }
+        let Ok(front) = stream.try_clone() else {
+            tracing::warn!("a front end was sent away: there are no descriptors left");
+            continue;
+        };
+        // Before its thread begins, so that the end of the server finds it.
+        *shared.link.ends() = Ends { front: Some(front), back: None };
         let served = std::thread::Builder::new().name("vhost-front-end".to_owned()).spawn({
             let shared = Arc::clone(shared);
             move || serve(stream, &shared)
         });
         match served {
             Ok(served) => former = Some(served),
-            Err(error) => tracing::warn!("a front end was sent away: {error}"),
+            Err(error) => {
+                *shared.link.ends() = Ends::default();
+                tracing::warn!("a front end was sent away: {error}");
+            }
         }
     }
     if let Some(former) = former {
@@ -256,10 +265,10 @@ fn has_ended(thread: &JoinHandle<()>, stopping: &AtomicBool) -> bool {
 
 /// Serves a front end until it goes.
 fn serve(stream: UnixStream, shared: &Arc<Shared>) {
-    let (Ok(front), Ok(peeked)) = (stream.try_clone(), stream.try_clone()) else {
+    let Ok(peeked) = stream.try_clone() else {
+        *shared.link.ends() = Ends::default();
         return tracing::warn!("a front end was sent away: there are no descriptors left");
     };
-    *shared.link.ends() = Ends { front: Some(front), back: None };
     let front_end = Arc::new(Mutex::new(FrontEnd::new(Arc::clone(shared))));
     let mut requests = BackendReqHandler::from_stream(stream, Arc::clone(&front_end));
     loop {

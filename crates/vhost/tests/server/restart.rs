@@ -1,5 +1,6 @@
 //! Servers that end, or are killed, while a guest uses the disk.
 
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,30 @@ fn a_server_that_ends_is_followed_by_another() {
     guest.connect_again(&socket);
     assert!(guest.read(0, 128, 65536) == pattern(128, 65536));
     drop(bed);
+}
+
+/// The server ends while a front end is there and another one waits for its place: neither holds it up.
+#[test]
+fn a_server_ends_while_a_front_end_waits() {
+    for _ in 0..5 {
+        let bed = Bed::start("ram:16M", |_| {});
+        let present = UnixStream::connect(bed.path()).unwrap();
+        let start = Instant::now();
+        while !bed.server().is_used() {
+            assert!(start.elapsed() < PATIENCE, "the front end was not accepted");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let waiting = UnixStream::connect(bed.path()).unwrap();
+        // The thread that accepts waits for the end of the first one by now.
+        std::thread::sleep(Duration::from_millis(50));
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            bed.stop();
+            ended.send(())
+        });
+        end.recv_timeout(PATIENCE).expect("the server ends");
+        drop((present, waiting));
+    }
 }
 
 /// The server that is killed, a process of its own: what `a_server_that_is_killed_loses_nothing` starts.
