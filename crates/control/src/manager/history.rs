@@ -98,6 +98,8 @@ pub enum NoWayBack {
 pub struct History {
     file: Option<PathBuf>,
     list: Mutex<List>,
+    /// Held while the file is written: that may last until the next thread wants to.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -136,7 +138,7 @@ impl History {
     /// The list in a file. A file that cannot be read is left behind, with a warning: only the list is lost.
     pub(super) fn open(file: Option<PathBuf>) -> Self {
         let list = file.as_deref().map(List::load).unwrap_or_default();
-        Self { file, list: Mutex::new(list) }
+        Self { file, list: Mutex::new(list), writing: Mutex::default() }
     }
 
     /// The changes that are kept, oldest first.
@@ -185,6 +187,7 @@ impl History {
     /// Writes the file, if anything has changed since the last time.
     pub(super) fn save(&self) {
         let Some(file) = &self.file else { return };
+        let _one_at_a_time = lock(&self.writing);
         let text = {
             let mut list = lock(&self.list);
             list.is_saving = false;

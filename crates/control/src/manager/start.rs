@@ -90,6 +90,8 @@ impl Manager {
             Err(error) => {
                 // The first failure is the one that counts.
                 let _ = self.start.failure.set(error.clone());
+                // Who has just looked for a failure waits by now.
+                drop(lock(&self.start.phase));
                 self.start.changed.notify_all();
             }
         }
