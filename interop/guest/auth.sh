@@ -56,7 +56,7 @@ under_io() {
         rc=0
         fio --name=background --filename="$(dev 1)" --rw=randwrite --bs=4k-64k --size=8m --direct=1 --ioengine=libaio \
             --iodepth=8 --verify=crc32c --verify_fatal=1 --verify_dump=0 --do_verify=1 --time_based \
-            --runtime=$((REAUTHENTICATIONS * 3)) --minimal >/tmp/fio.out 2>&1 || rc=$?
+            --runtime=$((REAUTHENTICATIONS * 6)) --minimal >/tmp/fio.out 2>&1 || rc=$?
         echo $rc >/tmp/fio.rc
     ) &
     sleep 2
