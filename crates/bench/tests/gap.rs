@@ -35,7 +35,8 @@ fn config() -> GapConfig {
         host_core: None,
         pairs: 2,
         ramp: Duration::from_millis(5),
-        time: Duration::from_millis(30),
+        // Less, and a busy machine may leave a side no time for a single command.
+        time: Duration::from_millis(120),
         seed: 1,
         distances: Distances::default(),
     }

@@ -12,10 +12,9 @@ use raceline_host::HostConfig;
 use raceline_host::blocking::Host;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use serde_json::{Value, json};
-use support::{Client, Daemon};
+use support::{Client, Daemon, eventually};
 
 const NQN: &str = "nqn.2016-06.io.spdk:devices";
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A daemon with a subsystem, and a host that is connected to it.
 struct Served {
@@ -92,14 +91,6 @@ fn host_config(address: SocketAddr, nqn: &str) -> HostConfig {
 fn malloc(name: &str) -> (&'static str, Value) {
     let params = json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
     ("bdev_malloc_create", params)
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -288,18 +279,18 @@ fn delays_are_felt_and_changed() {
     assert!(time(&served) >= Duration::from_millis(60));
     for latency_type in ["avg_read", "p99_read"] {
         let update = json!({
-            "delay_bdev_name": "D0", "latency_type": latency_type, "latency_us": 150_000,
+            "delay_bdev_name": "D0", "latency_type": latency_type, "latency_us": 2_000_000,
         });
         served.ok("bdev_delay_update_latency", update);
     }
-    assert!(time(&served) >= Duration::from_millis(150));
-    assert_eq!(served.bdev("D0")["driver_specific"]["delay"]["avg_read_latency"], 150_000);
+    assert!(time(&served) >= Duration::from_secs(2));
+    assert_eq!(served.bdev("D0")["driver_specific"]["delay"]["avg_read_latency"], 2_000_000);
     let saved = served.ok("framework_get_config", json!({ "name": "bdev" }));
-    assert_eq!(saved[1]["params"]["p99_read_latency"], 150_000);
+    assert_eq!(saved[1]["params"]["p99_read_latency"], 2_000_000);
     let totals = served.iostat("D0");
     assert_eq!(totals["num_read_ops"], 2);
-    assert!(totals["max_read_latency_ticks"].as_u64().unwrap() >= 150_000_000, "{totals}");
-    assert!(totals["min_read_latency_ticks"].as_u64().unwrap() < 150_000_000, "{totals}");
+    assert!(totals["max_read_latency_ticks"].as_u64().unwrap() >= 2_000_000_000, "{totals}");
+    assert!(totals["min_read_latency_ticks"].as_u64().unwrap() < 2_000_000_000, "{totals}");
     let update = |name: &str| json!({ "delay_bdev_name": name, "latency_type": "avg_read", "latency_us": 1 });
     for name in ["x", "M0"] {
         let error = served.client.call("bdev_delay_update_latency", update(name)).unwrap_err();
@@ -368,10 +359,14 @@ fn errors_are_injected_counted_and_resumed() {
 
     // A device that holds requests can still be deleted.
     served.ok("bdev_error_inject_error", inject("all", "pending", json!({ "num": 5 })));
+    served.ok("bdev_set_qd_sampling_period", json!({ "name": "EE_M0", "period": 1000 }));
     let (mut deleter, host) = (served.daemon.client(), &served.host);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| host.read(NamespaceId(1), 0, &mut [0; 512]));
-        std::thread::sleep(Duration::from_millis(50));
+        eventually("the request is in flight", || {
+            let stat = deleter.call("bdev_get_iostat", json!({ "name": "EE_M0" })).unwrap();
+            stat["bdevs"][0]["queue_depth"] == 1
+        });
         assert!(!reader.is_finished());
         deleter.call("bdev_malloc_delete", json!({ "name": "M0" })).unwrap();
         reader.join().unwrap().unwrap();

@@ -8,20 +8,17 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use raceline_bdev::Drives;
 use raceline_control::manager::ManagerConfig;
 use serde_json::{Value, json};
-use support::{Kept, ok};
+use support::{Kept, eventually, ok};
 use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-01.io.raceline:drives";
 const ADDRESS: &str = "0000:00:04.0";
 const UUID: &str = "6ba7b810-9dad-41d1-80b4-00c04fd430c8";
-
-/// How long a test waits for an expected state.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A loop device on a file of 8 MiB, detached when dropped.
 struct Loop(PathBuf);
@@ -143,14 +140,6 @@ fn controllers(daemon: &Kept) -> Vec<Value> {
 fn controller(daemon: &Kept) -> (String, u64) {
     let listed = &controllers(daemon)[0]["ctrlrs"][0];
     (listed["state"].as_str().unwrap().to_owned(), listed["cntlid"].as_u64().unwrap())
-}
-
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not so in time: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn export(daemon: &Kept) {

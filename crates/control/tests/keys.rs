@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, IdentityVersion, TlsKey};
 use raceline_control::keyring::{KeyFolder, Places};
@@ -19,7 +19,7 @@ use raceline_host::{Credentials, HostConfig};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_tls::{ClientPsk, TlsConnector};
 use serde_json::{Value, json};
-use support::{Daemon, Kept, ok};
+use support::{Daemon, Kept, eventually, ok};
 use tempfile::TempDir;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
@@ -149,14 +149,6 @@ fn connect(
 /// Whether a host with this secret can connect.
 fn admits(address: SocketAddr, secret: &DhchapSecret) -> bool {
     connect(address, Some(secret), None).map(Host::disconnect).is_ok()
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < end, "not within 30 s: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use raceline_auth::{Algorithms, DhchapSecret, Hash, IdentityVersion, TlsKey};
 use raceline_control::keyring::Places;
@@ -17,7 +17,7 @@ use raceline_host::{Credentials, HostConfig};
 use raceline_proto::nvme::{HostId, Nqn};
 use raceline_tls::{ClientPsk, TlsConnector, concatenate};
 use serde_json::{Value, json};
-use support::{Kept, ok};
+use support::{Kept, eventually, ok};
 use tempfile::TempDir;
 
 const A: &str = "nqn.2016-06.io.spdk:a";
@@ -121,14 +121,6 @@ fn proving(mut config: HostConfig, secret: &DhchapSecret, controller: &DhchapSec
 
 fn admits(config: HostConfig) -> bool {
     Host::connect(config).map(Host::disconnect).is_ok()
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !holds() {
-        assert!(Instant::now() < end, "not within 30 s: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]

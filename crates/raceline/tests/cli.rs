@@ -341,6 +341,7 @@ fn who_cannot_be_reached_is_code_3() {
 fn a_signal_drains_and_ends_an_export() {
     let export = Export::start(&["ram:1M"]);
     let mut perf = export.spawn_host(&["perf", "--runtime", "30", "--ramp_time", "0"]);
+    export.wait_for_connections(2);
     std::thread::sleep(Duration::from_millis(300)); // until the run is under way
     let begun = Instant::now();
     export.terminate(); // asserts exit code 0
@@ -354,7 +355,8 @@ fn reads_survive_a_target_that_was_killed() {
     // An address that no other test binds: between the two exports its port stays free.
     let export = Export::start(&["ram:8M", "-n", nqn, "-l", "127.0.0.77:0"]);
     let listen = format!("{}:{}", export.address, export.port);
-    let perf = export.spawn_host(&["perf", "--runtime", "3", "--ramp_time", "0", "-i", "2"]);
+    let perf = export.spawn_host(&["perf", "--runtime", "6", "--ramp_time", "0", "-i", "2"]);
+    export.wait_for_connections(3);
     std::thread::sleep(Duration::from_millis(500)); // until the run is under way
     drop(export); // killed
     let export = Export::start(&["ram:8M", "-n", nqn, "-l", &listen]);
@@ -368,6 +370,7 @@ fn reads_survive_a_target_that_was_killed() {
 fn a_signal_ends_perf_with_a_report() {
     let export = Export::start(&["ram:1M"]);
     let perf = export.spawn_host(&["perf", "--runtime", "60", "--ramp_time", "0"]);
+    export.wait_for_connections(2);
     std::thread::sleep(Duration::from_millis(500)); // until the run is under way
     let output = perf.interrupt();
     assert_eq!(output.code, Some(130), "{}", output.stderr);

@@ -151,14 +151,14 @@ fn each_violation_gets_its_term_req_and_disturbs_nobody() {
 fn a_host_that_does_not_close_after_a_term_req_is_closed() {
     let (target, address) = start(config(1), vec![ram("1M")]);
     let mut host = RawHost::dial(address, Wants::default());
+    let start = Instant::now();
     host.stream.write_all(b"\xff\xff\xff\xff\xff\xff\xff\xff").unwrap();
     read_term_req(&mut host.stream);
-    let start = Instant::now();
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut host.stream, &mut rest).unwrap();
     assert!(rest.is_empty(), "nothing follows a TermReq");
     let waited = start.elapsed();
-    assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(7), "{waited:?}");
+    assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(9), "{waited:?}");
     settled(&target, 0, 0);
     target.shutdown().unwrap();
 }
@@ -166,12 +166,12 @@ fn a_host_that_does_not_close_after_a_term_req_is_closed() {
 #[test]
 fn silence_before_connect_has_deadlines() {
     let mut config = config(1);
-    config.pre_connect.ic_req = Duration::from_millis(200);
-    config.pre_connect.connect = Duration::from_millis(600);
+    config.pre_connect.ic_req = Duration::from_secs(2);
+    config.pre_connect.connect = Duration::from_secs(4);
     let (target, address) = start(config, vec![ram("1M")]);
-    for (after, least) in [(After::Accept, 150), (After::IcResp, 500)] {
-        let (mut host, _) = bring_to(address, after);
+    for (after, least) in [(After::Accept, 1900), (After::IcResp, 3900)] {
         let start = Instant::now();
+        let (mut host, _) = bring_to(address, after);
         // The host still misses the deadline when it sends one byte at a time.
         host.stream.write_all(&[0]).unwrap();
         let mut rest = Vec::new();
@@ -197,7 +197,7 @@ fn a_crowd_of_idle_sockets_keeps_no_real_host_out() {
     let start = Instant::now();
     let mut witness = Witness::new(address);
     witness.check();
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     drop(crowd);
     settled(&target, 1, 2);
     target.shutdown().unwrap();

@@ -331,7 +331,7 @@ fn a_reservation_holds_on_all_cores() {
 
 #[test]
 fn preempt_and_abort_ends_commands_of_others() {
-    let (target, address) = start(config(2), vec![slow("1M", Duration::from_millis(300))]);
+    let (target, address) = start(config(2), vec![slow("1M", Duration::from_secs(2))]);
     let mut one = Initiator::login(address, 1);
     let mut two = Initiator::login(address, 2);
     one.reserve_out(0, 0, 0, 0x11).good();
@@ -349,7 +349,7 @@ fn preempt_and_abort_ends_commands_of_others() {
 
 #[test]
 fn a_session_that_is_begun_anew_ends_the_old_one_first() {
-    let (target, address) = start(config(2), vec![slow("1M", Duration::from_millis(300))]);
+    let (target, address) = start(config(2), vec![slow("1M", Duration::from_secs(2))]);
     let mut old = Initiator::login(address, 1);
     let handle = old.proto.tsih();
     old.start(0, &rw(0x2a, 0, 1), 0, &[0xaa; 512]);
@@ -367,7 +367,7 @@ fn a_session_that_is_begun_anew_ends_the_old_one_first() {
 
 #[test]
 fn task_management_ends_commands_and_tells_others() {
-    let (target, address) = start(config(2), vec![slow("1M", Duration::from_millis(200))]);
+    let (target, address) = start(config(2), vec![slow("1M", Duration::from_secs(2))]);
     let mut host = Initiator::login(address, 1);
     let mut other = Initiator::login(address, 2);
     let slot = host.start(0, &rw(0x28, 0, 1), 512, &[]);
@@ -397,7 +397,7 @@ fn task_management_ends_commands_and_tells_others() {
 
 #[test]
 fn initiators_log_out_of_their_own_will_and_when_asked() {
-    let (target, address) = start(config(1), vec![slow("1M", Duration::from_millis(100))]);
+    let (target, address) = start(config(1), vec![slow("1M", Duration::from_secs(2))]);
     let mut host = Initiator::login(address, 1);
     target.iscsi().request_logout(TARGET, Some(1)).unwrap();
     assert!(matches!(host.listen(), Heard::Async(Some(AsyncEvent::LogoutRequested))));

@@ -128,8 +128,9 @@ fn rates_of_reads_and_writes_of_every_way_are_kept() {
     }
     limit(&target, &devices[0], ios(1));
     let quick = Duration::from_millis(200);
-    let other = load(&mut initiator, (1, READ, Way::Immediate), 512, 8, quick);
-    assert!(other > 200, "another LUN has no limit: {other}");
+    // The best of some: other programs may take the time of one.
+    let mut tries = (0..8).map(|_| load(&mut initiator, (1, READ, Way::Immediate), 512, 8, quick));
+    assert!(tries.any(|other| other > 200), "another LUN has no limit");
     target.shutdown().unwrap();
 }
 
@@ -138,9 +139,10 @@ fn pings_and_aborts_are_answered_while_commands_wait() {
     let devices = [ram("4M"), ram("4M")];
     let (target, address) = start(&devices);
     let mut initiator = login(address);
-    limit(&target, &devices[0], ios(1));
+    // A command of 4 KiB in 8 s.
+    limit(&target, &devices[0], QosLimits { rw_bytes_per_sec: 512, ..ios(0) });
     let data = pattern(5, 4096);
-    // The burst may let the first begin; the others wait for seconds.
+    // The burst may let the first begin; the others wait.
     let first = begin(&mut initiator, 0, WRITE, &data, Way::Immediate);
     initiator.finish(first).good();
     let slots: Vec<u16> =
@@ -155,11 +157,11 @@ fn pings_and_aborts_are_answered_while_commands_wait() {
         let code = initiator.manage(TmfFunction::AbortTask, Some(slot));
         assert_eq!(code, Some(TmfResponseCode::Complete));
     }
-    assert!(begun.elapsed() < Duration::from_millis(900), "{:?}", begun.elapsed());
-    // What the three had reserved is there for others: without that, this would wait for four seconds.
+    assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
+    // What the three had reserved is there for others: without that, this would wait for 32 s.
     let next = begin(&mut initiator, 0, READ, &data, Way::Immediate);
     initiator.finish(next).good();
-    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     target.shutdown().unwrap();
 }
 
@@ -234,9 +236,10 @@ fn commands_that_wait_go_by_new_limits() {
 
 /// Commands that an NVMe host and an iSCSI initiator together had answered in a time.
 fn both(queue: &mut RawHost, initiator: &mut Initiator, time: Duration) -> u64 {
+    // Both have the same time, whenever the thread begins.
+    let end = Instant::now() + time;
     std::thread::scope(|scope| {
         let nvme = scope.spawn(|| {
-            let end = Instant::now() + time;
             let mut answered = 0;
             while Instant::now() < end {
                 queue.submit(block_sqe(io::READ, 1, 0, 1), Direction::ControllerToHost, 512);
@@ -252,7 +255,8 @@ fn both(queue: &mut RawHost, initiator: &mut Initiator, time: Duration) -> u64 {
             }
             answered
         });
-        let iscsi = load(initiator, (0, READ, Way::Immediate), 512, 1, time);
+        let left = end.saturating_duration_since(Instant::now());
+        let iscsi = load(initiator, (0, READ, Way::Immediate), 512, 1, left);
         iscsi + nvme.join().unwrap()
     })
 }
@@ -292,7 +296,8 @@ fn nvme_and_iscsi_share_the_limits_of_a_device_and_of_a_tenant() {
     let limits = HostLimit { hosts: Vec::new(), ..of(throttle, other) };
     target.set_host_limits(vec![limits.clone()]).unwrap();
     let quick = Duration::from_millis(200);
-    assert!(load(&mut initiator, (0, READ, Way::Immediate), 512, 8, quick) > 200, "another's");
+    let mut tries = (0..8).map(|_| load(&mut initiator, (0, READ, Way::Immediate), 512, 8, quick));
+    assert!(tries.any(|answered| answered > 200), "another's");
     let wrong = HostLimit { initiators: vec!["nobody".to_owned()], ..limits };
     let refused = target.set_host_limits(vec![wrong]).unwrap_err().to_string();
     assert!(refused.contains("is no iSCSI name"), "{refused}");

@@ -355,7 +355,7 @@ fn format_zeroes_and_may_change_the_block_size() {
 
 #[test]
 fn while_a_namespace_is_formatted_its_commands_say_so_and_others_go_on() {
-    let slow = Delays::all(Duration::ZERO).with(OpKind::WriteZeroes, Duration::from_millis(300));
+    let slow = Delays::all(Duration::ZERO).with(OpKind::WriteZeroes, Duration::from_secs(3));
     let device: SharedBdev = Arc::new(DelayBdev::new(ram("8M"), slow));
     let (target, address, _) = start_pool(&device);
     let (mut admin, cntlid) = RawHost::admin(address, Wants::default());
@@ -387,7 +387,7 @@ fn while_a_namespace_is_formatted_its_commands_say_so_and_others_go_on() {
 
 #[test]
 fn a_subsystem_that_goes_during_a_change_takes_it_along() {
-    let slow = Delays::all(Duration::ZERO).with(OpKind::WriteZeroes, Duration::from_millis(200));
+    let slow = Delays::all(Duration::ZERO).with(OpKind::WriteZeroes, Duration::from_secs(3));
     let device: SharedBdev = Arc::new(DelayBdev::new(ram("8M"), slow));
     let (target, _, shelf) = start_pool(&device);
     let target = Arc::new(target);
@@ -401,7 +401,7 @@ fn a_subsystem_that_goes_during_a_change_takes_it_along() {
     for command in [ManagementCommand::Format { nsid: NamespaceId(1), block_size: 4096 }, create] {
         let before = shelf.map();
         let running = run(command);
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(500));
         target.remove_subsystem(&nqn()).unwrap();
         target.add_subsystem(subsystem()).unwrap();
         target.set_pool(&nqn(), pool(&device, before.clone(), &shelf)).unwrap();

@@ -46,6 +46,18 @@ fn load(
     depth: usize,
     time: Duration,
 ) -> u64 {
+    load_until(queue, nsid, opcode, len, depth, Instant::now() + time)
+}
+
+/// As [`load`], until a moment.
+fn load_until(
+    queue: &mut RawHost,
+    nsid: u32,
+    opcode: u8,
+    len: usize,
+    depth: usize,
+    end: Instant,
+) -> u64 {
     let data = pattern(3, len);
     let sqe = block_sqe(opcode, nsid, 0, u32::try_from(len).unwrap() / BS);
     let submit = |queue: &mut RawHost| {
@@ -57,7 +69,6 @@ fn load(
             queue.submit(sqe, Direction::HostToController, u32::try_from(len).unwrap());
         }
     };
-    let end = Instant::now() + time;
     (0..depth).for_each(|_| submit(queue));
     let (mut answered, mut waiting) = (0, depth);
     while waiting > 0 {
@@ -107,7 +118,9 @@ fn rates_of_reads_and_writes_of_every_way_are_kept() {
     assert!(target.stats().subsystems[0].1.throttled > 500);
     target.set_namespace_limits(&nqn(), NamespaceId(1), None).unwrap();
     let quick = Duration::from_millis(200);
-    assert!(load(&mut queue, 1, io::READ, 512, 8, quick) > 400, "no limit any more");
+    // The best of some: other programs may take the time of one.
+    let mut tries = (0..8).map(|_| load(&mut queue, 1, io::READ, 512, 8, quick));
+    assert!(tries.any(|answered| answered > 400), "no limit any more");
     target.shutdown().unwrap();
 }
 
@@ -121,7 +134,9 @@ fn several_queues_on_several_cores_share_one_limit() {
         (1..=4).map(|qid| RawHost::io(address, cntlid, qid, Wants::default())).collect();
     keeps(600, 12 + 16, || {
         std::thread::scope(|scope| {
-            let load = |queue| move || load(queue, 1, io::READ, 512, 4, Duration::from_secs(1));
+            // All have the same second, whenever their threads begin.
+            let end = Instant::now() + Duration::from_secs(1);
+            let load = |queue| move || load_until(queue, 1, io::READ, 512, 4, end);
             let threads: Vec<_> = queues.iter_mut().map(|queue| scope.spawn(load(queue))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         })
@@ -140,7 +155,8 @@ fn limits_of_a_host_and_of_the_subsystem_count_for_all_namespaces() {
     let of_others = target.throttle(ios(1)).unwrap();
     target.set_host_limits(vec![of(nqn(), of_others)]).unwrap();
     let quick = Duration::from_millis(200);
-    assert!(load(&mut queue, 2, io::READ, 512, 4, quick) > 200, "another host's limit");
+    let mut tries = (0..8).map(|_| load(&mut queue, 2, io::READ, 512, 4, quick));
+    assert!(tries.any(|answered| answered > 200), "another host's limit");
     let whole = target.throttle(ios(100)).unwrap();
     target.set_subsystem_limits(&nqn(), Some(whole)).unwrap();
     limit(&target, 1, ios(10_000));

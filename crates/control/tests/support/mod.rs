@@ -9,7 +9,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
@@ -21,6 +21,15 @@ use tempfile::TempDir;
 
 /// How long a test waits for an answer before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "not within {} s: {what}", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
 
 /// A server and the objects that it needs.
 pub(crate) struct Daemon {

@@ -186,7 +186,7 @@ fn a_command_that_takes_too_long_costs_the_connection() {
 #[test]
 fn an_idle_host_keeps_its_association_alive() {
     let served = Served::start(NetworkConfig::default());
-    let host = Host::connect(HostConfig { kato_ms: 500, ..over(&served.network) }).unwrap();
+    let host = Host::connect(HostConfig { kato_ms: 3000, ..over(&served.network) }).unwrap();
     wait_for("keep alives", || served.seen().keep_alives >= 3);
     assert_eq!(served.seen().connects, 1);
     host.disconnect();

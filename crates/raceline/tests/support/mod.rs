@@ -174,6 +174,20 @@ impl Export {
         all
     }
 
+    /// Waits until hosts have this number of connections.
+    pub(crate) fn wait_for_connections(&self, count: usize) {
+        let port: u16 = self.port.parse().unwrap();
+        let (own, established) = (format!(":{port:04X}"), "01");
+        wait_for("the connections of a host", || {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            let is_one = |line: &&str| {
+                let columns: Vec<&str> = line.split_whitespace().collect();
+                columns[1].ends_with(&own) && columns[3] == established
+            };
+            table.lines().skip(1).filter(is_one).count() >= count
+        });
+    }
+
     /// Starts a host verb that uses this export.
     pub(crate) fn spawn_host(&self, arguments: &[&str]) -> Running {
         Running::start(&self.host(arguments), Stdio::null())

@@ -21,7 +21,7 @@ use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, Targ
 use zerocopy::IntoBytes;
 
 /// How long a test waits for the target before it fails.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn nqn() -> Nqn {
     Nqn::new("nqn.2026-01.io.raceline:test").unwrap()

@@ -267,7 +267,7 @@ fn an_rdma_host_without_keep_alive_is_lost() {
     let fabric = Fabric::new(NetworkConfig::default());
     let (target, _, rdma) = fabric.target(config(1));
     let mut host = Host::new(&fabric, rdma);
-    let (admin, cntlid) = host.admin(&nqn(), 1000);
+    let (admin, cntlid) = host.admin(&nqn(), 4000);
     let queue = host.io(cntlid, 1, 32);
     write_and_read(&mut host, queue, 0, 4096);
     assert_eq!(host.keep_alive(admin), Status::SUCCESS);
