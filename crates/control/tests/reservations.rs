@@ -276,6 +276,52 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     drop(daemon);
 }
 
+/// As it is where the calls of a configuration make the transport last: cores get all namespaces at once.
+#[test]
+fn a_damaged_file_costs_its_namespace_alone_where_the_transport_comes_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = address_of(4);
+    let daemon = start(dir.path(), address);
+    daemon.ok("nvmf_create_subsystem", json!({ "nqn": NQN, "allow_any_host": true }));
+    for name in ["M", "N"] {
+        let device = json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+        daemon.ok("bdev_malloc_create", device);
+        let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": name } });
+        daemon.ok("nvmf_subsystem_add_ns", namespace);
+    }
+    daemon.ok("nvmf_create_transport", json!({ "trtype": "tcp" }));
+    let (ip, port) = (address.ip().to_string(), address.port().to_string());
+    let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ip, "trsvcid": port });
+    daemon.ok("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": at }));
+    let mut host = Host::connect(address, 1);
+    let register = Sqe {
+        opc: io::RESERVATION_REGISTER,
+        nsid: 1.into(),
+        cdw10: (3 << 30).into(),
+        ..Sqe::default()
+    };
+    let registered = host.queue.write_command(register, [0_u64, 5].as_bytes(), true);
+    assert!(registered.cqe.status.is_success());
+    let kept = dir.path().join("state/reservations");
+    let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&file).unwrap();
+    drop(daemon);
+
+    std::fs::write(&file, text.replace("\"rkey\": 5", "\"rkey\": 6")).unwrap();
+    let daemon = start(dir.path(), address);
+    let mut host = Host::connect(address, 1);
+    let read = |host: &mut Host, nsid| host.queue.read(nsid, 0, 1, 512).cqe.status;
+    assert_eq!(read(&mut host, 1), Status::INVALID_NAMESPACE.dnr(), "its reservations are lost");
+    assert_eq!(read(&mut host, 2), Status::SUCCESS);
+    drop(daemon);
+
+    std::fs::write(&file, text).unwrap();
+    let _daemon = start(dir.path(), address);
+    let mut host = Host::connect(address, 1);
+    assert_eq!(read(&mut host, 1), Status::SUCCESS);
+    assert_eq!(host.report()[1], 1, "one registrant");
+}
+
 #[test]
 fn write_protection_survives_sigkill() {
     let dir = tempfile::tempdir().unwrap();

@@ -110,7 +110,14 @@ impl Change<'_> {
         let (of, nqn_text) = (target.to_owned(), nqn.as_str().to_owned());
         let name = &namespace.bdev_name;
         self.claim_bdev(name, Claim::Namespace { target: of, nqn: nqn_text, nsid })?;
-        let Some(cores) = cores else { return Ok(()) };
+        let Some(cores) = cores else {
+            // Damage is found now, when it concerns this namespace alone, and not when cores get all of them at once.
+            let usable = places_of(self.manager(), nqn, namespace).map(drop);
+            if usable.is_err() {
+                self.release_bdev(name);
+            }
+            return usable;
+        };
         let throttle = self.model().bdevs.throttle(&cores, name);
         let added = throttle.and_then(|throttle| {
             let places = places_of(self.manager(), nqn, namespace)?;
