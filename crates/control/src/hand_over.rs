@@ -33,7 +33,7 @@ pub use wire::Wire;
 
 /// The form of what the two processes say to each other, but for the state of connections, which has its own
 /// ([`raceline_target::FORM`]).
-pub const FORM: u32 = 2;
+pub const FORM: u32 = 3;
 
 /// Where a daemon with this RPC socket meets its successor.
 #[must_use]
@@ -122,7 +122,7 @@ pub enum FromDaemon {
 pub struct Offered {
     /// The calls that make its configuration.
     catalogue: Vec<(Key, Entry)>,
-    /// Parts of it that are missing, for example devices that are not there.
+    /// Parts of it that are missing, and what hosts lack therefore ([`crate::manager::Model::absent`]).
     missing: Vec<String>,
     /// How often a daemon has started with its state; `None`: it keeps none.
     run: Option<u64>,
@@ -146,6 +146,8 @@ pub struct HandedState {
     /// Of each target, by name.
     targets: BTreeMap<String, HandedTarget>,
     reservations: Vec<HandedReservations>,
+    /// Namespaces that a host has write protected until the next power cycle, which this is none.
+    protected: Vec<HandedNamespace>,
 }
 
 impl HandedState {
@@ -164,6 +166,14 @@ struct HandedReservations {
     generation: u32,
     /// As a file keeps them.
     content: String,
+}
+
+/// A namespace of a target.
+#[derive(Debug, Serialize, Deserialize)]
+struct HandedNamespace {
+    target: String,
+    nqn: String,
+    nsid: u32,
 }
 
 /// What is reserved. A namespace and the LUNs over its device have the same reservations.

@@ -282,14 +282,6 @@ impl Manager {
         self.keeping.position().max(self.config.changes_before)
     }
 
-    /// Why a part of this name is missing.
-    pub(crate) fn why_missing(&self, name: &str) -> String {
-        let model = self.model();
-        let mut missing = model.missing.iter();
-        let found = missing.find(|(key, _)| format!("{key:?}") == name);
-        found.map(|(_, missing)| missing.reason.clone()).unwrap_or_default()
-    }
-
     /// Tells hosts, and the users of disks, of devices that have grown.
     ///
     /// # Errors
@@ -314,6 +306,6 @@ impl Manager {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -99,7 +99,10 @@ fn serve(
     log::limit::start();
     let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;
     let mut daemon = match predecessor {
-        Some(predecessor) => Daemon::take_over(config, &predecessor).map_err(Failure::runtime)?,
+        Some(mut predecessor) => {
+            predecessor.unless(interrupt.asker());
+            Daemon::take_over(config, &predecessor).map_err(Failure::runtime)?
+        }
         None => Daemon::start(config).map_err(Failure::runtime)?,
     };
     daemon.await_successor(last_words()).map_err(Failure::runtime)?;

@@ -95,6 +95,12 @@ impl Interrupt {
         self.requested()
     }
 
+    /// Tells at any time whether the end was requested.
+    pub(crate) fn asker(&self) -> impl Fn() -> bool + use<> {
+        let first = Arc::clone(&self.first);
+        move || first.load(Ordering::Acquire) != 0
+    }
+
     /// The first signal, if it has come.
     pub(crate) fn requested(&self) -> Option<i32> {
         match self.first.load(Ordering::Acquire) {

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../target/tests/common/mod.rs"]
+mod common;
+#[path = "take_over/kept.rs"]
+mod kept;
 mod support;
 
 use std::fs::{File, Permissions};

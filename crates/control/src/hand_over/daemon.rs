@@ -4,23 +4,24 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn};
 use raceline_proto::reservation::Reservations;
 use raceline_reactor::inheritance;
 use raceline_reactor::private_socket::{self, SocketError, SocketFile};
-use raceline_target::{HandOver, Target};
+use raceline_target::{HandOver, PoolNamespace, Target};
 use uuid::Uuid;
 
 use super::wire::Wire;
 use super::{
-    FORM, FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, Reserved,
-    TakeOverError,
+    FORM, FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello,
+    Offered, Reserved, TakeOverError,
 };
 use crate::manager::nvmf::{DEFAULT_TARGET, Namespace};
-use crate::manager::{Manager, Phase};
+use crate::manager::{Manager, Phase, lock};
 use crate::ptpl;
 
 /// How long a successor may take to say who it is, or to read a refusal.
@@ -53,11 +54,15 @@ pub struct LastWords {
 
 /// Waits for a successor, on a thread of its own.
 pub struct Successors {
+    /// Whether this daemon is ending. Who has it locked lets nobody begin to end it.
+    is_ending: Arc<Mutex<bool>>,
     file: SocketFile,
 }
 
 impl Drop for Successors {
     fn drop(&mut self) {
+        // Who is about to take the place of this process does so first, and then this one is gone.
+        *lock(&self.is_ending) = true;
         // The thread ends with the process.
         self.file.remove();
     }
@@ -75,10 +80,12 @@ impl Successors {
     ) -> Result<Self, SocketError> {
         let (listener, file) =
             private_socket::listen_locked(&path, private_socket::OWNER, BACKLOG)?;
+        let is_ending = Arc::new(Mutex::new(false));
+        let ending = Arc::clone(&is_ending);
         let thread = std::thread::Builder::new().name("successors".to_owned()).spawn(move || {
             for stream in listener.incoming() {
                 match stream {
-                    Ok(stream) => meet(&Wire::new(stream), &manager, &last),
+                    Ok(stream) => meet(&Wire::new(stream), &manager, &last, &ending),
                     Err(error) => {
                         tracing::warn!("cannot meet a successor: {error}");
                         std::thread::sleep(HELLO_LIMIT);
@@ -87,7 +94,7 @@ impl Successors {
             }
         });
         match thread {
-            Ok(_) => Ok(Self { file }),
+            Ok(_) => Ok(Self { is_ending, file }),
             Err(source) => {
                 file.remove();
                 Err(SocketError::Refused { path, source })
@@ -97,10 +104,10 @@ impl Successors {
 }
 
 /// One attempt. Comes back if this daemon goes on.
-fn meet(wire: &Wire, manager: &Manager, last: &LastWords) {
+fn meet(wire: &Wire, manager: &Manager, last: &LastWords, is_ending: &Mutex<bool>) {
     let pid = wire.peer().map_or(0, |(_, pid)| pid);
     tracing::info!(pid, "a process wants to take the place of this one");
-    match hand_over(wire, manager, last) {
+    match hand_over(wire, manager, last, is_ending) {
         Ok(never) => match never {},
         Err(TakeOverError::Refused(reason)) => {
             tracing::warn!(pid, "it may not: {reason}");
@@ -123,12 +130,19 @@ fn refused(reason: impl ToString) -> TakeOverError {
     TakeOverError::Refused(reason.to_string())
 }
 
-fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, TakeOverError> {
+fn hand_over(
+    wire: &Wire,
+    manager: &Manager,
+    last: &LastWords,
+    is_ending: &Mutex<bool>,
+) -> Result<Never, TakeOverError> {
     let lost = TakeOverError::Lost;
     wire.limit(HELLO_LIMIT).map_err(lost)?;
     let pid = check_peer(wire, manager)?;
-    // No change from here on, unless it fails.
+    check_lasting(*lock(is_ending))?;
+    // No change from here on, unless it fails: neither by a client nor by a host.
     let _changes = manager.hold_changes();
+    let held = HeldBack::all(manager);
     if manager.model().disks.any_is_there() {
         return Err(refused(
             "it serves disks (vhost_get_controllers, ublk_get_disks, nbd_get_disks), which only one process can: end them first, or \
@@ -149,6 +163,9 @@ fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, 
     wire.send(&FromDaemon::State(state)).map_err(lost)?;
     wire.send_descriptors(&sockets).map_err(lost)?;
     expect(wire, |said| matches!(said, FromSuccessor::Taken))?;
+    // From here on the end of this daemon waits for the successor.
+    let is_ending = lock(is_ending);
+    check_lasting(*is_ending)?;
     suspended.leave();
     (last.before)(pid);
     wire.send(&FromDaemon::Go).map_err(lost)?;
@@ -159,11 +176,15 @@ fn hand_over(wire: &Wire, manager: &Manager, last: &LastWords) -> Result<Never, 
         "the other process goes on with these connections"
     );
     // Nothing here may touch them, not even by going on.
-    std::mem::forget(suspended);
+    std::mem::forget((suspended, held));
     (last.after)(pid);
     loop {
         std::thread::park();
     }
+}
+
+fn check_lasting(is_ending: bool) -> Result<(), TakeOverError> {
+    if is_ending { Err(refused("it was asked to end, and ends")) } else { Ok(()) }
 }
 
 /// Who it is, and whether it can be the successor. Gives its process.
@@ -238,7 +259,7 @@ fn offered(manager: &Manager, descriptors: Vec<String>) -> Offered {
     let model = manager.model();
     Offered {
         catalogue: model.catalogue.entries().map(|(k, e)| (k.clone(), e.clone())).collect(),
-        missing: model.missing.keys().map(|key| format!("{key:?}")).collect(),
+        missing: model.absent().into_keys().collect(),
         run: manager.config().run,
         changes: manager.changes_so_far(),
         descriptors,
@@ -257,6 +278,23 @@ fn handed(
     let content = ptpl::encode(kept, uuid).map_err(refused)?;
     let content = String::from_utf8(content).map_err(refused)?;
     Ok(Some(HandedReservations { of, generation: kept.generation, content }))
+}
+
+/// Targets whose hosts change neither pools nor write protection. Dropped, they may again.
+struct HeldBack(Vec<Arc<Target>>);
+
+impl HeldBack {
+    fn all(manager: &Manager) -> Self {
+        let targets: Vec<_> = manager.running_targets().into_iter().map(|(_, it)| it).collect();
+        targets.iter().for_each(|target| target.hold_back());
+        Self(targets)
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|target| target.let_go());
+    }
 }
 
 /// All targets at rest. Dropped, they go on.
@@ -299,7 +337,25 @@ impl Suspended {
             }
         }
         let reservations = self.reservations(manager)?;
-        Ok((HandedState { targets, reservations }, sockets))
+        Ok((HandedState { targets, reservations, protected: self.protected() }, sockets))
+    }
+
+    /// What hosts have write protected until a power cycle.
+    fn protected(&self) -> Vec<HandedNamespace> {
+        let mut all = Vec::new();
+        for (name, (cores, _)) in &self.targets {
+            for subsystem in cores.subsystems() {
+                let mut namespaces = subsystem.namespaces;
+                namespaces.retain(|it| it.protection == WriteProtection::UntilPowerCycle);
+                let nqn = subsystem.nqn.as_str();
+                all.extend(namespaces.iter().map(|it| HandedNamespace {
+                    target: name.clone(),
+                    nqn: nqn.to_owned(),
+                    nsid: it.nsid.0,
+                }));
+            }
+        }
+        all
     }
 
     fn reservations(&self, manager: &Manager) -> Result<Vec<HandedReservations>, TakeOverError> {
@@ -331,10 +387,11 @@ impl Suspended {
             target.subsystems.iter().map(move |(nqn, subsystem)| (name, nqn, subsystem))
         });
         let namespaces = subsystems.flat_map(|(name, nqn, subsystem)| {
-            let of = move |(nsid, namespace): (&u32, &Namespace)| {
-                (name.clone(), nqn.clone(), *nsid, namespace.uuid)
-            };
-            subsystem.namespaces.iter().map(of)
+            let of = move |(nsid, uuid)| (name.clone(), nqn.clone(), nsid, uuid);
+            let own = |(nsid, namespace): (&u32, &Namespace)| (*nsid, namespace.uuid);
+            let carved = |it: &PoolNamespace| (it.nsid.0, Uuid::from_bytes(it.uuid));
+            let pool = subsystem.pool.iter().flat_map(|pool| &pool.map.namespaces).map(carved);
+            subsystem.namespaces.iter().map(own).chain(pool).map(of)
         });
         let nodes = model.iscsi.nodes.iter();
         let luns = nodes

@@ -12,8 +12,8 @@ use raceline_target::Target;
 use super::late::LateJournal;
 use super::wire::Wire;
 use super::{
-    FromDaemon, FromSuccessor, HandedReservations, HandedState, Hello, Offered, Reserved,
-    TakeOverError, socket_of,
+    FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello, Offered,
+    Reserved, TakeOverError, socket_of,
 };
 use crate::manager::catalogue::{Catalogue, Record};
 use crate::manager::nvmf::DEFAULT_TARGET;
@@ -30,6 +30,8 @@ pub struct Predecessor {
     wire: Wire,
     offered: Offered,
     pub(crate) journal: Option<(LateJournal, PathBuf)>,
+    /// Whether this process was asked to end.
+    is_ending: Option<Box<dyn Fn() -> bool>>,
 }
 
 impl Predecessor {
@@ -53,7 +55,7 @@ impl Predecessor {
             wire.receive_descriptors(offered.descriptors()).map_err(TakeOverError::Lost)?;
         inheritance::receive(offered.descriptors.iter().cloned().zip(descriptors));
         let journal = state_dir.map(|dir| (LateJournal::default(), dir));
-        Ok(Self { wire, offered, journal })
+        Ok(Self { wire, offered, journal, is_ending: None })
     }
 
     /// The daemon's configuration.
@@ -85,10 +87,10 @@ impl Predecessor {
     /// # Errors
     /// When that fails: the daemon goes on.
     pub(crate) fn take(&self, manager: &Manager) -> Result<(), TakeOverError> {
-        let missing: Vec<String> =
-            manager.model().missing.keys().map(|key| format!("{key:?}")).collect();
-        if let Some(new) = missing.iter().find(|key| !self.offered.missing.contains(key)) {
-            let why = manager.why_missing(new);
+        self.check_wanted()?;
+        let absent = manager.model().absent();
+        let mut absent = absent.iter();
+        if let Some((new, why)) = absent.find(|(name, _)| !self.offered.missing.contains(name)) {
             return Err(TakeOverError::Unable(format!("{new} is missing here: {why}")));
         }
         self.say(&FromSuccessor::Ready)?;
@@ -97,9 +99,14 @@ impl Predecessor {
         let sockets = self.wire.receive_descriptors(state.sockets());
         let mut sockets = sockets.map_err(TakeOverError::Lost)?.into_iter();
         let targets = manager.running_targets();
-        let HandedState { targets: handed, reservations } = state;
+        let HandedState { targets: handed, reservations, protected } = state;
         for reservation in &reservations {
             restore(&targets, reservation)?;
+        }
+        for HandedNamespace { target: name, nqn, nsid } in &protected {
+            let nqn = Nqn::new(nqn).map_err(unable)?;
+            let restored = target(&targets, name)?.restore_protection(&nqn, NamespaceId(*nsid));
+            restored.map_err(unable)?;
         }
         // A target that nothing leads to may not be running here.
         for (name, state) in handed.iter().filter(|(_, state)| state.connections() > 0) {
@@ -107,10 +114,23 @@ impl Predecessor {
             let own = sockets.by_ref().take(state.connections()).collect();
             target.install(state, own).map_err(unable)?;
         }
+        self.check_wanted()?;
         self.say(&FromSuccessor::Taken)?;
         let FromDaemon::Go = receive(&self.wire)? else { return Err(out_of_order()) };
         targets.iter().for_each(|(_, target)| target.resume());
         Ok(())
+    }
+
+    /// From here on, this process takes the place of the daemon only as long as it is not asked to end.
+    pub fn unless(&mut self, is_ending: impl Fn() -> bool + 'static) {
+        self.is_ending = Some(Box::new(is_ending));
+    }
+
+    fn check_wanted(&self) -> Result<(), TakeOverError> {
+        match &self.is_ending {
+            Some(is_ending) if is_ending() => Err(unable("it was asked to end")),
+            _ => Ok(()),
+        }
     }
 
     /// The daemon is gone: opens its journal, and gives back what nobody has taken.

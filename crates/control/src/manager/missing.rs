@@ -92,6 +92,34 @@ impl Model {
         })
     }
 
+    /// What is missing, and what hosts and initiators lack therefore, with the reasons. The names are the same in every
+    /// process with this configuration.
+    pub(crate) fn absent(&self) -> BTreeMap<String, String> {
+        let part = |(key, missing): (&Key, &Missing)| (format!("{key:?}"), missing.reason.clone());
+        let mut absent: BTreeMap<String, String> = self.missing.iter().map(part).collect();
+        let mut note = |name: String, missing: &Option<String>| {
+            absent.extend(missing.clone().map(|reason| (name, reason)));
+        };
+        let targets = self.nvmf.targets.iter();
+        let subsystems = targets.flat_map(|(target, found)| {
+            found.subsystems.iter().map(move |(nqn, subsystem)| (target, nqn, subsystem))
+        });
+        for (target, nqn, subsystem) in subsystems {
+            for (nsid, namespace) in &subsystem.namespaces {
+                note(format!("namespace {nsid} of {nqn} of {target}"), &namespace.missing);
+            }
+            if let Some(pool) = &subsystem.pool {
+                note(format!("the pool of {nqn} of {target}"), &pool.missing);
+            }
+        }
+        for (node, found) in &self.iscsi.nodes {
+            for (number, lun) in &found.luns {
+                note(format!("LUN {number} of {node}"), &lun.missing);
+            }
+        }
+        absent
+    }
+
     /// Why a configured device is missing; `None` if the configuration makes no such device.
     #[must_use]
     pub fn why_missing(&self, name: &str) -> Option<String> {

@@ -412,6 +412,9 @@ pub enum TargetError {
         /// Its range.
         need: &'static str,
     },
+    /// Another process is about to take the place of this one, and would not learn of the change.
+    #[error("another process is about to take the place of this one: try again in a moment")]
+    HeldBack,
     /// What another process has handed over cannot be taken over.
     #[error("a connection cannot be taken over: {0}")]
     HandOver(String),

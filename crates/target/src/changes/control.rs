@@ -75,6 +75,8 @@ pub(crate) struct State {
     pub(crate) iscsi: IscsiState,
     /// Another process is told of the reservations: none changes here until this target goes on alone.
     pub(crate) holds_reservations: bool,
+    /// Another process has read what hosts make of pools, and what they protect: neither changes here meanwhile.
+    pub(crate) holds_namespaces: bool,
     /// The devices that are open, and how many use each: a namespace, and the logical unit of LUNs.
     devices: BTreeMap<DeviceId, usize>,
     last_device: u16,
@@ -215,11 +217,15 @@ impl Control {
         change: impl FnOnce(&mut Entry) -> Result<T, TargetError>,
     ) -> Result<T, TargetError> {
         let common = state.common();
+        let holds_namespaces = state.holds_namespaces;
         let entry = state.entry(nqn)?;
         let before = entry.clone();
         let changed = change(entry).and_then(|result| {
             self.prepare(entry, common)?;
             if let (Some(before), Some(pool)) = (&before.pool, &entry.pool) {
+                if holds_namespaces && pool.map != before.map {
+                    return Err(TargetError::HeldBack);
+                }
                 pool.save_unless(nqn, before)?;
             }
             Ok(result)

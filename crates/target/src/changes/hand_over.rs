@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use raceline_proto::nvme::NamespaceId;
-use raceline_proto::nvme::{Nqn, QueueId};
+use raceline_proto::nvme::feature::WriteProtection;
+use raceline_proto::nvme::{NamespaceId, Nqn, QueueId};
 use raceline_proto::reservation::Reservations;
 use raceline_reactor::Socket;
 
@@ -69,6 +69,17 @@ impl Target {
             }
         }
         notice
+    }
+
+    /// From here on hosts change no namespaces of pools and no write protection: another process has read them, or is about
+    /// to. Hosts are asked to try again. [`Target::let_go`] ends it.
+    pub fn hold_back(&self) {
+        self.control.lock().holds_namespaces = true;
+    }
+
+    /// Ends what [`Target::hold_back`] has begun: no other process takes the place of this one.
+    pub fn let_go(&self) {
+        self.control.lock().holds_namespaces = false;
     }
 
     /// Has all connections stop between two commands, within this time, and gives what can be handed over.
@@ -155,6 +166,19 @@ impl Target {
             control.shared.send(core, joined);
         }
         Ok(())
+    }
+
+    /// Write protects a namespace until this target ends, as a host has asked another process.
+    ///
+    /// # Errors
+    /// When there is no such namespace, or a core does not answer.
+    pub fn restore_protection(&self, nqn: &Nqn, nsid: NamespaceId) -> Result<(), TargetError> {
+        let mut state = self.control.lock();
+        self.control.change(&mut state, nqn, |entry| {
+            entry.namespace(nsid)?.namespace.protection = WriteProtection::UntilPowerCycle;
+            Ok(())
+        })?;
+        self.control.publish(&mut state)
     }
 
     /// Gives a namespace, and the LUNs over its device, the reservations that it had in another process. They are not kept

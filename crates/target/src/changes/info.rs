@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 
 use raceline_bdev::SharedBdev;
 use raceline_proto::controller::{Namespace, Visibility};
+use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{ControllerId, HostId, HostNqn, NamespaceId, Nqn, QueueId, Status};
 
 use crate::changes::config::TargetError;
@@ -59,6 +60,8 @@ pub struct NamespaceInfo {
     pub block_count: u64,
     /// Writes are refused.
     pub read_only: bool,
+    /// Whether a host has write protected it.
+    pub protection: WriteProtection,
     /// Bytes that it takes from the pool of its subsystem; `None`: it is not of the pool.
     pub pool_bytes: Option<u64>,
 }
@@ -318,6 +321,7 @@ fn describe(state: &State, entry: &Entry) -> SubsystemInfo {
             block_size,
             block_count,
             read_only: exported.namespace.read_only,
+            protection: exported.namespace.protection,
             pool_bytes: exported.namespace.pool_bytes,
         }
     });

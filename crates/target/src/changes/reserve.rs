@@ -205,6 +205,9 @@ impl Control {
         let ReservationRequest { nqn, nsid, .. } = request;
         let mut state = self.lock();
         state.check_changeable()?;
+        if state.holds_namespaces {
+            return Err(Status::COMMAND_INTERRUPTED);
+        }
         let exported = state.seen_by(request)?;
         let device = exported.device;
         match exported.namespace.protection {

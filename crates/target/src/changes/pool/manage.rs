@@ -41,6 +41,9 @@ pub(super) fn run(control: &Control, requests: &Receiver<ManagementRequest>) {
 
 /// The status that a host gets for a failure inside the target.
 fn internal(error: TargetError) -> Status {
+    if matches!(error, TargetError::HeldBack) {
+        return Status::COMMAND_INTERRUPTED;
+    }
     tracing::error!(%error, "a change of namespaces failed");
     Status::INTERNAL
 }
@@ -52,6 +55,9 @@ impl Control {
         host: &HostNqn,
         command: &ManagementCommand,
     ) -> Result<u32, Status> {
+        if self.lock().holds_namespaces {
+            return Err(internal(TargetError::HeldBack));
+        }
         match command {
             ManagementCommand::Create { block_count, block_size, shared } => {
                 self.create(nqn, *block_count, *block_size, *shared)
