@@ -9,6 +9,7 @@ use raceline_proto::controller::{
     Facts, IoCounters, Security, TargetSnapshot, asks_for_controllers,
 };
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
+use raceline_proto::nvme::log::{GetLogPage, lid};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{
     CommandId, ControllerId, Cqe, Direction, HostId, HostNqn, NamespaceId, Nqn, QueueId, Sqe,
@@ -138,7 +139,8 @@ impl Association {
     /// The facts that the controller needs to execute a command.
     fn facts(&self, core: &Core, sqe: &Sqe) -> Facts {
         let mut facts = Facts::default();
-        if sqe.opc == admin::GET_LOG_PAGE {
+        // These are summed over all queues of the subsystem, for the one page that shows them.
+        if sqe.opc == admin::GET_LOG_PAGE && GetLogPage::parse(sqe).lid == lid::SMART {
             facts.counters = self.io_counters();
         }
         if asks_for_controllers(sqe) {
