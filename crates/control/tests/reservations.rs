@@ -8,7 +8,7 @@ mod raw;
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use killed::{Daemon, START_TIMEOUT};
@@ -227,13 +227,8 @@ fn reservations_that_were_answered_survive_sigkill() {
     println!("{KILLS} kills, {} answers", known.answered);
 }
 
-#[test]
-fn a_damaged_file_costs_its_namespace_and_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let address = address_of(2);
-    let daemon = start(dir.path(), address);
-    export(&daemon, address);
-    let mut host = Host::connect(address, 1);
+/// Registers a host with the key 5 and has that persist; gives the file that keeps it, and its text.
+fn register(host: &mut Host, dir: &Path) -> (PathBuf, String) {
     let register = Sqe {
         opc: io::RESERVATION_REGISTER,
         nsid: 1.into(),
@@ -242,9 +237,20 @@ fn a_damaged_file_costs_its_namespace_and_is_named() {
     };
     let registered = host.queue.write_command(register, [0_u64, 5].as_bytes(), true);
     assert!(registered.cqe.status.is_success());
-    let kept = dir.path().join("state/reservations");
+    let kept = dir.join("state/reservations");
     let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
     let text = std::fs::read_to_string(&file).unwrap();
+    (file, text)
+}
+
+#[test]
+fn a_damaged_file_costs_its_namespace_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = address_of(2);
+    let daemon = start(dir.path(), address);
+    export(&daemon, address);
+    let mut host = Host::connect(address, 1);
+    let (file, text) = register(&mut host, dir.path());
     // Added again under a name of its own, then with a file that is not its own.
     let other = json!({ "name": "N", "num_blocks": 2048, "block_size": 512 });
     daemon.ok("bdev_malloc_create", other);
@@ -294,17 +300,7 @@ fn a_damaged_file_costs_its_namespace_alone_where_the_transport_comes_last() {
     let at = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ip, "trsvcid": port });
     daemon.ok("nvmf_subsystem_add_listener", json!({ "nqn": NQN, "listen_address": at }));
     let mut host = Host::connect(address, 1);
-    let register = Sqe {
-        opc: io::RESERVATION_REGISTER,
-        nsid: 1.into(),
-        cdw10: (3 << 30).into(),
-        ..Sqe::default()
-    };
-    let registered = host.queue.write_command(register, [0_u64, 5].as_bytes(), true);
-    assert!(registered.cqe.status.is_success());
-    let kept = dir.path().join("state/reservations");
-    let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
-    let text = std::fs::read_to_string(&file).unwrap();
+    let (file, text) = register(&mut host, dir.path());
     drop(daemon);
 
     std::fs::write(&file, text.replace("\"rkey\": 5", "\"rkey\": 6")).unwrap();
