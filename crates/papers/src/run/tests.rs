@@ -44,9 +44,12 @@ fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), out: Option<&std::path::Path
     Options { out: out.map(std::path::Path::to_owned), ..plain_options(stop) }
 }
 
-/// Whether other programs left a run no time for a single command: such runs are not in the record.
+/// Whether other programs left a run no time for a single command: such runs are not in the record. If no run had any, the
+/// machine is not the reason.
 fn is_overloaded(record: &Record) -> bool {
-    let is = record.missing.iter().any(|missing| missing.why.starts_with("no command ended"));
+    let mut missing = record.missing.iter();
+    let is_one_missing = missing.any(|missing| missing.why.starts_with("no command ended"));
+    let is = is_one_missing && record.points.iter().any(|point| !point.runs.is_empty());
     if is {
         println!("nothing to test here: {:?}", record.missing);
     }
@@ -349,7 +352,7 @@ fn an_open_loop_keeps_its_rate() {
     if options.cpus.len() < 2 {
         return;
     }
-    options.timing.time = Duration::from_millis(100);
+    options.timing.time = Duration::from_millis(400);
     let record = run(&experiment, &options, &mut |_| {}).unwrap();
     if is_overloaded(&record) {
         return;
