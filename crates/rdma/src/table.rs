@@ -60,6 +60,7 @@ impl<T> Table<T> {
     }
 
     /// Adds a value; gives the one that the number has had.
+    #[inline]
     pub fn insert(&mut self, number: u32, value: T) -> Option<T> {
         let before = self.remove(number);
         let place = self.place(number);

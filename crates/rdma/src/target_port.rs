@@ -173,6 +173,7 @@ impl<P: Provider> TargetPort<P> {
     }
 
     /// A queue, to read host data and to respond. What it has to post leaves with the next [`Self::poll`] or [`Self::flush`].
+    #[inline]
     pub fn queue(&mut self, id: ConnectionId) -> Option<&mut TargetQueue> {
         let connection = self.connections.get_mut(id.0)?;
         if !connection.is_dirty {

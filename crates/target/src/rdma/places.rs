@@ -56,6 +56,7 @@ impl Places {
     }
 
     /// Leases the next bytes of a batch, if they are so many in one piece, and the device reads them where they are.
+    #[inline]
     pub(super) fn lease<P: Provider>(
         &mut self,
         device: &mut P,
