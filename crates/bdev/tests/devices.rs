@@ -7,8 +7,9 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::slice::from_ref;
+use std::time::Duration;
 
-use common::{Loop, Mount, Rig, bytes_of, each_backend, open, read, write};
+use common::{Loop, Mount, Rig, Script, bytes_of, each_backend, open, read, write};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use raceline_bdev::{BdevError, Op, PartBdev, Sought, found_parts};
@@ -321,6 +322,61 @@ fn releasing_a_large_range_of_ram_does_not_hold_up_others() {
         assert!(done.iter().all(|done| done.result.is_ok()));
         assert_eq!(rig.read(63 * MIB, 4096), [0; 4096]);
     });
+}
+
+/// What one turn of a core does at once is bounded, with however many commands, ranges and devices it comes.
+#[test]
+fn many_long_commands_at_devices_in_memory_share_a_turn() {
+    const MOST: u64 = 8 * MIB;
+    let device = open("ram:64M").unwrap();
+    let ops: [fn(u64) -> Op; 5] = [
+        |at| Op::WriteZeroes { offset: at * MIB, len: MIB, deallocate: false, fua: false },
+        |at| Op::Deallocate { offset: at * MIB, len: MIB },
+        |at| Op::Copy { from: 0, to: at * MIB, len: 64 << 10, fua: false },
+        |at| read(at * MIB, 1 << 20),
+        |at| write(at * MIB, &[7; 1 << 20]),
+    ];
+    for op in ops {
+        let mut script = Script::new(&*device);
+        let bytes = op(1).bytes();
+        // 64 MiB in any case.
+        let count = 64 * MIB / bytes;
+        for tag in 0..count {
+            script.submit(tag, op(1 + tag % 63));
+        }
+        let (mut ended, mut turns) = (script.results().len() as u64, 0);
+        assert!(ended > 0 && ended * bytes <= MOST, "{ended} in the first turn");
+        while ended < count {
+            script.io.advance(Duration::from_micros(1));
+            script.complete(None);
+            let results = script.results();
+            assert!(results.iter().all(|(_, result)| result.is_ok()));
+            assert!(!results.is_empty() && results.len() as u64 * bytes <= MOST);
+            (ended, turns) = (ended + results.len() as u64, turns + 1);
+        }
+        assert!((8..=20).contains(&turns), "{turns} turns for {:?}", op(1));
+        script.close();
+    }
+}
+
+/// A device gets on in a turn whose share another has taken, so that nobody waits for ever.
+#[test]
+fn a_device_in_memory_gets_on_beside_another() {
+    let device = open("ram:64M").unwrap();
+    let mut script = Script::new(&*device);
+    let zeroes = Op::WriteZeroes { offset: 0, len: MIB, deallocate: false, fua: false };
+    script.submit(1, Op::WriteZeroes { offset: 0, len: 64 * MIB, deallocate: false, fua: false });
+    script.submit(2, zeroes);
+    let (mut turns, mut ended) = (0, Vec::new());
+    while ended.len() < 2 {
+        // The time stands still: all of these are one turn.
+        script.complete(None);
+        ended.extend(script.results());
+        turns += 1;
+        assert!(turns <= 500, "{ended:?}");
+    }
+    assert_eq!(ended, [(1, Ok(())), (2, Ok(()))]);
+    script.close();
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use crate::flow::machine::Machine;
 use crate::flow::policy::{self, Regime};
+use crate::flow::turn_share::TurnShare;
 
 /// What one host queue has under way, in bytes of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,13 +24,15 @@ pub struct Flight {
     load: Load,
     /// Queues with reads under way.
     readers: usize,
+    /// What its devices may still do by themselves in this turn.
+    pub turn: TurnShare,
 }
 
 impl Flight {
     /// Nothing is under way.
     #[must_use]
     pub fn new(machine: Machine) -> Flight {
-        Flight { machine, load: Load::default(), readers: 0 }
+        Flight { machine, load: Load::default(), readers: 0, turn: TurnShare::default() }
     }
 
     /// Takes note that a queue has `now` under way. The queue's last note was `told`.
