@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Names one lock of a warden.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct LockId(pub(crate) u64);
 
 /// One request at its warden.
@@ -18,6 +18,8 @@ struct Lock<W> {
     id: LockId,
     bytes: Range<u64>,
     who: W,
+    /// Earlier locks that overlap it.
+    behind: usize,
     /// Cores that have not fenced the range yet; `None`: waits for an earlier lock.
     unfenced: Option<usize>,
     /// It waits for no earlier lock: its requester only wants what is under way to come before what follows.
@@ -27,6 +29,7 @@ struct Lock<W> {
 /// Orders the locks of one device. `W` names the requester.
 #[derive(Debug)]
 pub(crate) struct Warden<W> {
+    /// In the order of their names.
     locks: VecDeque<Lock<W>>,
     next: u64,
     cores: usize,
@@ -66,13 +69,20 @@ impl<W: Clone> Warden<W> {
     fn add(&mut self, bytes: Range<u64>, who: W, is_barrier: bool, orders: &mut Vec<Order<W>>) {
         let id = LockId(self.next);
         self.next += 1;
-        self.locks.push_back(Lock { id, bytes, who, unfenced: None, is_barrier });
-        self.advance(orders);
+        let behind = self.locks.iter().filter(|lock| overlap(&lock.bytes, &bytes)).count();
+        let mut lock = Lock { id, bytes, who, behind, unfenced: None, is_barrier };
+        lock.advance(self.cores, orders);
+        self.locks.push_back(lock);
+    }
+
+    fn place(&self, id: LockId) -> Option<usize> {
+        self.locks.binary_search_by_key(&id, |lock| lock.id).ok()
     }
 
     /// A core has fenced a lock's range.
     pub(crate) fn fenced(&mut self, id: LockId, orders: &mut Vec<Order<W>>) {
-        let Some(lock) = self.locks.iter_mut().find(|lock| lock.id == id) else { return };
+        let Some(place) = self.place(id) else { return };
+        let lock = &mut self.locks[place];
         let left = lock.unfenced.as_mut().expect("only a fencing lock is acknowledged");
         *left -= 1;
         if *left == 0 {
@@ -82,27 +92,28 @@ impl<W: Clone> Warden<W> {
 
     /// The holder is done.
     pub(crate) fn release(&mut self, id: LockId, orders: &mut Vec<Order<W>>) {
-        self.locks.retain(|lock| lock.id != id);
         orders.push(Order::Unfence(id));
-        self.advance(orders);
+        let Some(place) = self.place(id) else { return };
+        let Some(released) = self.locks.remove(place) else { return };
+        let later = self.locks.range_mut(place..);
+        for lock in later.filter(|lock| overlap(&lock.bytes, &released.bytes)) {
+            lock.behind -= 1;
+            lock.advance(self.cores, orders);
+        }
     }
 
     /// The device is gone: the requesters that still wait for a lock, and will not get it.
     pub(crate) fn abandon(self) -> impl Iterator<Item = W> {
         self.locks.into_iter().filter(|lock| lock.unfenced != Some(0)).map(|lock| lock.who)
     }
+}
 
-    /// Starts every lock that overlaps no earlier one, and every barrier.
-    fn advance(&mut self, orders: &mut Vec<Order<W>>) {
-        for i in 0..self.locks.len() {
-            let blocked =
-                self.locks.iter().take(i).any(|l| overlap(&l.bytes, &self.locks[i].bytes));
-            let cores = self.cores;
-            let lock = &mut self.locks[i];
-            if (!blocked || lock.is_barrier) && lock.unfenced.is_none() {
-                lock.unfenced = Some(cores);
-                orders.push(Order::Fence(lock.id, lock.bytes.clone()));
-            }
+impl<W> Lock<W> {
+    /// Starts it if it overlaps no earlier one, or is a barrier.
+    fn advance(&mut self, cores: usize, orders: &mut Vec<Order<W>>) {
+        if (self.behind == 0 || self.is_barrier) && self.unfenced.is_none() {
+            self.unfenced = Some(cores);
+            orders.push(Order::Fence(self.id, self.bytes.clone()));
         }
     }
 }
@@ -218,6 +229,52 @@ mod tests {
         orders.clear();
         warden.release(LockId(1), &mut orders);
         assert_eq!(orders, [Order::Unfence(LockId(1)), fence(3, 12..13)]);
+    }
+
+    /// What a lock waits for, found by looking at all pairs.
+    #[test]
+    fn locks_start_when_no_earlier_one_overlaps_them() {
+        let mut state = 1_u64;
+        let mut any_below = |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % most
+        };
+        let (mut warden, mut started) = (Warden::new(1), 0);
+        // Identifier, range, whether it is a barrier, and whether it has begun.
+        let mut locks: Vec<(u64, Range<u64>, bool, bool)> = Vec::new();
+        for id in 0..20_000 {
+            let (mut orders, mut expected) = (Vec::new(), Vec::new());
+            let (start, is_barrier) = (any_below(60), any_below(5) == 0);
+            let bytes = start..start + 1 + any_below(8);
+            if is_barrier {
+                warden.barrier(bytes.clone(), (), &mut orders);
+            } else {
+                warden.request(bytes.clone(), (), &mut orders);
+            }
+            let begun: Vec<_> = locks.iter().filter(|lock| lock.3).map(|lock| lock.0).collect();
+            locks.push((id, bytes, is_barrier, false));
+            // About thirty at a time.
+            let ends = if begun.is_empty() { 0 } else { any_below(begun.len() as u64) + 1 };
+            for &ended in
+                begun.iter().take(usize::try_from(ends.min(locks.len() as u64 / 15)).unwrap())
+            {
+                warden.release(LockId(ended), &mut orders);
+                locks.retain(|lock| lock.0 != ended);
+                expected.push(Order::Unfence(LockId(ended)));
+            }
+            for at in 0..locks.len() {
+                let (id, bytes, is_barrier, is_begun) = locks[at].clone();
+                let waits = locks[..at].iter().any(|lock| overlap(&lock.1, &bytes));
+                if !is_begun && (is_barrier || !waits) {
+                    (locks[at].3, started) = (true, started + 1);
+                    expected.push(Order::Fence(LockId(id), bytes));
+                }
+            }
+            orders.sort_by_key(|order| format!("{order:?}"));
+            expected.sort_by_key(|order| format!("{order:?}"));
+            assert_eq!(orders, expected);
+        }
+        assert!(started > 15_000, "{started}");
     }
 
     #[test]
