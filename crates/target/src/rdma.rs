@@ -27,6 +27,7 @@ mod line;
 mod listener;
 mod places;
 mod streams;
+mod works;
 
 pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};
 pub use raceline_rdma::device::load_libraries as load_rdma_libraries;

@@ -14,8 +14,9 @@ use raceline_reactor::{Interest, SendBatch};
 
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
-use super::line::{Line, Works};
+use super::line::Line;
 use super::places::Places;
+use super::works::Works;
 
 /// The time between two looks at the deadlines of queue pairs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

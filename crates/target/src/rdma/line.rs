@@ -15,16 +15,16 @@ use raceline_proto::tcp::pdu::{
     C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, CommonHeader, H2cDataPdu, IcReqPdu, IcRespPdu,
     MIN_MAXH2CDATA, PduType, R2tPdu, flags,
 };
-use raceline_rdma::verbs::{ConnectionId, Provider, Region};
-use raceline_rdma::{CommandToken, Loss, Table, TargetEvent, TargetPort};
+use raceline_rdma::verbs::{ConnectionId, Provider as _, Region};
+use raceline_rdma::{CommandToken, Loss, Table, TargetEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, UnsentReader};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::buffers::Buffers;
-use super::config::Device;
-use super::places::{Lease, Places};
+use super::places::Lease;
+use super::works::Works;
 
 /// Bytes of the longest header.
 const MAX_HEADER: usize = IcReqPdu::LEN;
@@ -40,33 +40,6 @@ const IN_PLACE: u32 = 1 << 31;
 const IPO_SQSIZE: u32 = 44;
 /// Offset of QID there.
 const IPO_QID: u32 = 42;
-
-/// The device, and the memory for data.
-pub(super) struct Works {
-    pub(super) port: TargetPort<Device>,
-    /// For data from hosts.
-    pub(super) fetched: Buffers,
-    /// For data to hosts.
-    pub(super) given: Buffers,
-    /// Where data for hosts are that need no copy.
-    pub(super) places: Places,
-    /// Connections that have found no buffer.
-    pub(super) starved: Vec<ConnectionId>,
-    /// A buffer has come back since the starved ones have tried.
-    pub(super) released: bool,
-}
-
-impl Works {
-    fn give_fetched(&mut self, region: Region) {
-        self.fetched.give(region);
-        self.released = true;
-    }
-
-    fn give_given(&mut self, region: Region) {
-        self.given.give(region);
-        self.released = true;
-    }
-}
 
 /// Bytes that the controller reads next.
 #[derive(Debug)]
