@@ -22,7 +22,7 @@ use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
-use crate::{initiator, limits, remote, serve, shell};
+use crate::{initiator, limits, log, remote, serve, shell};
 
 /// How often it looks whether its cores run.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -103,6 +103,7 @@ fn open_device(device: &Device) -> Result<SharedBdev, Failure> {
 pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     check(args)?;
+    log::stop_waiting();
     let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let registry = Registry::of_this_user()?;
     if args.kind == DiskKind::Ublk {

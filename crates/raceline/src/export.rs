@@ -34,7 +34,7 @@ use crate::signals::Interrupt;
 use crate::sizes::Sizes;
 use crate::table::{Table, printable};
 use crate::tally::Tally;
-use crate::{initiator, limits, naming, sandbox, secrets, shell};
+use crate::{initiator, limits, log, naming, sandbox, secrets, shell};
 
 /// Model number that subsystems report.
 pub(crate) const MODEL: &str = "Raceline";
@@ -165,6 +165,7 @@ fn export(args: &ExportArgs) -> Result<(), Failure> {
         load_rdma_libraries().map_err(Failure::runtime)?;
     }
     let sandbox = sandbox::enter_export(args, &listen)?;
+    log::stop_waiting();
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(&sources, &identity, &mut devices, |device| device.path().is_none())?;
     let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;

@@ -1,11 +1,16 @@
 //! Messages on standard error: their level and form, which can change while the program runs.
 
 mod journal;
+mod journald;
 pub(crate) mod limit;
+mod outlet;
+mod stderr;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use raceline_control::events::EventJournal;
 use raceline_control::logging::{LogLevel, LogSettings};
@@ -16,6 +21,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
+use self::journald::{Journald, JournaldLayer};
+use self::outlet::Outlet;
+use self::stderr::{Lines, Stderr};
 use crate::cli::LogArgs;
 
 /// The environment variable that filters messages, as in `RACELINE_LOG=raceline_target=trace`.
@@ -24,6 +32,21 @@ const VARIABLE: &str = "RACELINE_LOG";
 /// The target of messages about who has changed what, and who has authenticated: one JSON object in a line each.
 const AUDIT: &str = "raceline::audit";
 
+/// By these names the journal's messages are found.
+const IDENTIFIER: &str = "raceline";
+const AUDIT_IDENTIFIER: &str = "raceline-audit";
+
+/// Messages that have not left by then are lost when the program ends.
+const LAST_MESSAGES: Duration = Duration::from_secs(1);
+
+/// Where messages go.
+#[derive(Clone, Copy)]
+enum Way {
+    Stderr(&'static Outlet<Stderr>),
+    Journal(&'static Outlet<Journald>),
+}
+
+static WAY: OnceLock<Way> = OnceLock::new();
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
 
@@ -40,38 +63,39 @@ pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSet
     let directives = if args.quiet { level.to_owned() } else { format!("{level},{AUDIT}=info") };
     let filter = EnvFilter::try_from_env(VARIABLE).unwrap_or_else(|_| EnvFilter::new(directives));
     let (filter, handle) = reload::Layer::new(filter);
-    // The journal takes fields as they are; elsewhere they become text.
-    let journal = is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref())
-        .then(tracing_journald::layer)
-        .and_then(Result::ok)
-        .map(|layer| layer.with_syslog_identifier("raceline".to_owned()));
-    let is_text = journal.is_none();
-    let journal_audit = (!is_text).then(tracing_journald::layer).and_then(Result::ok);
-    let journal = journal.map(|layer| layer.with_filter(limit::Limit { without: AUDIT }));
-    let journal_audit = journal_audit.map(|layer| {
-        layer
-            .with_syslog_identifier("raceline-audit".to_owned())
-            .with_filter(filter_fn(|event| event.target() == AUDIT))
-    });
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(args.verbose > 1)
-        .with_timer(Timer)
-        .with_filter(limit::Limit { without: AUDIT });
+    let way = *WAY.get_or_init(Way::choose);
+    let (text, journal) = match way {
+        Way::Stderr(outlet) => (Some(outlet), None),
+        Way::Journal(outlet) => (None, Some(outlet)),
+    };
+    let is_audit = || filter_fn(|event| event.target() == AUDIT);
+    let without_audit = || limit::Limit { without: AUDIT };
+    let to_journal = |identifier| journal.map(|outlet| JournaldLayer { outlet, identifier });
+    let journal_lines = to_journal(IDENTIFIER).map(|layer| layer.with_filter(without_audit()));
+    let journal_audit = to_journal(AUDIT_IDENTIFIER).map(|layer| layer.with_filter(is_audit()));
+    let lines = |outlet| {
+        tracing_subscriber::fmt::layer()
+            .with_writer(move || Lines(outlet))
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .with_target(args.verbose > 1)
+            .with_timer(Timer)
+            .with_filter(without_audit())
+    };
     // Programs read these.
-    let audit = tracing_subscriber::fmt::layer()
-        .json()
-        .flatten_event(true)
-        .with_writer(std::io::stderr)
-        .with_timer(Timer)
-        .with_filter(filter_fn(|event| event.target() == AUDIT));
+    let audit = |outlet| {
+        tracing_subscriber::fmt::layer()
+            .json()
+            .flatten_event(true)
+            .with_writer(move || Lines(outlet))
+            .with_timer(Timer)
+            .with_filter(is_audit())
+    };
     let events = events.map(|journal| {
         let is_event = filter_fn(journal::is_event).with_max_level_hint(LevelFilter::INFO);
         journal::JournalLayer(journal).with_filter(is_event)
     });
-    let text = Layer::and_then(is_text.then_some(lines), is_text.then_some(audit));
-    let shown = text.and_then(journal).and_then(journal_audit).with_filter(filter);
+    let text = Layer::and_then(text.map(lines), text.map(audit));
+    let shown = text.and_then(journal_lines).and_then(journal_audit).with_filter(filter);
     tracing_subscriber::registry().with(shown).with(events).init();
     // Cannot fail: this function is called once.
     let _ = FILTER.set(handle);
@@ -94,6 +118,42 @@ pub(crate) fn apply(settings: &LogSettings) {
         && let Err(error) = handle.reload(EnvFilter::new(settings.directives()))
     {
         tracing::warn!("cannot change what is logged: {error}");
+    }
+}
+
+impl Way {
+    /// The journal takes fields as they are; elsewhere they become text.
+    fn choose() -> Self {
+        if is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref())
+            && let Ok(journald) = Journald::open(Path::new(journald::SOCKET))
+        {
+            return Self::Journal(Box::leak(Box::new(Outlet::new(journald))));
+        }
+        Self::Stderr(Box::leak(Box::new(Outlet::new(Stderr::new()))))
+    }
+}
+
+/// From here on who logs does not wait for who reads: for programs with cores. It starts a thread, so the sandbox comes
+/// before it.
+pub(crate) fn stop_waiting() {
+    let started = match WAY.get() {
+        Some(Way::Stderr(outlet)) => outlet.start("log"),
+        Some(Way::Journal(outlet)) => outlet.start("log"),
+        None => return,
+    };
+    if let Err(error) = started {
+        tracing::warn!(
+            "who reads the log can hold up connections: there is no thread for it: {error}"
+        );
+    }
+}
+
+/// Waits for the last messages, before the program ends.
+pub(crate) fn finish() {
+    match WAY.get() {
+        Some(Way::Stderr(outlet)) => _ = outlet.finish(LAST_MESSAGES),
+        Some(Way::Journal(outlet)) => _ = outlet.finish(LAST_MESSAGES),
+        None => {}
     }
 }
 

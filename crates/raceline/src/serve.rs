@@ -96,6 +96,7 @@ fn serve(
         );
     }
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
+    log::stop_waiting();
     log::limit::start();
     let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;
     let mut daemon = match predecessor {
@@ -181,6 +182,7 @@ fn last_words() -> LastWords {
     };
     let after = |pid: i32| {
         tracing::info!("process {pid} has taken the place of this one");
+        log::finish();
         std::process::exit(0);
     };
     LastWords { before: Box::new(before), after: Box::new(after) }

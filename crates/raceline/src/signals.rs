@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use crate::failure::code;
+use crate::log;
 
 /// The signals that ask this process to end.
 #[derive(Debug)]
@@ -70,6 +71,7 @@ impl Interrupt {
                 } else if number == SIGUSR2 {
                     replaced.store(true, Ordering::Release);
                 } else if shared.swap(number, Ordering::AcqRel) != 0 {
+                    log::finish();
                     std::process::exit(i32::from(code::SIGNAL) + number);
                 }
                 // If the receiver is gone, the stored number is enough.

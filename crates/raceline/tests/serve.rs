@@ -11,6 +11,8 @@ mod memory;
 #[path = "serve/scarce.rs"]
 mod scarce;
 mod support;
+#[path = "serve/unread.rs"]
+mod unread;
 #[path = "serve/watch.rs"]
 mod watch;
 

@@ -1,0 +1,211 @@
+//! Where messages leave the program, without a wait for whoever reads them.
+//!
+//! Cores log, too. If standard error is a pipe that nobody reads, or the journal is stuck, a core that waited for it would
+//! hold up all of its connections. So a daemon only puts a message where there is room. Otherwise a thread of its own waits,
+//! and a bounded number of bytes waits with it; what finds no room among those is counted, and the count is told later.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes of messages that wait, at most.
+const MOST_BYTES: usize = 1 << 20;
+
+/// A place that takes messages.
+pub(super) trait Sink: Send + Sync + 'static {
+    /// Puts a message there, if that needs no wait. False: it would.
+    fn try_put(&self, message: &[u8]) -> bool;
+
+    /// Puts a message there, however long that takes.
+    fn put(&self, message: &[u8]);
+
+    /// The message that so many were lost.
+    fn loss(&self, count: u64) -> Vec<u8>;
+}
+
+/// A sink with those messages that wait for it.
+pub(super) struct Outlet<S> {
+    sink: S,
+    state: Mutex<State>,
+    /// For the thread: something waits.
+    arrived: Condvar,
+    /// For the end of the program: nothing waits any longer.
+    emptied: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+    lost: u64,
+    /// The thread puts a message.
+    is_putting: bool,
+    /// There is a thread; until then, who logs waits.
+    has_thread: bool,
+}
+
+impl<S: Sink> Outlet<S> {
+    pub(super) fn new(sink: S) -> Self {
+        let (arrived, emptied) = (Condvar::new(), Condvar::new());
+        Self { sink, state: Mutex::default(), arrived, emptied }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a message on its way.
+    pub(super) fn emit(&self, message: &[u8]) {
+        let mut state = self.lock();
+        if !state.has_thread {
+            // The lock is held, so that messages of several threads do not mix.
+            return self.sink.put(message);
+        }
+        if state.waiting.is_empty() && !state.is_putting && self.sink.try_put(message) {
+            return;
+        }
+        if state.bytes + message.len() > MOST_BYTES {
+            state.lost += 1;
+            return;
+        }
+        state.bytes += message.len();
+        state.waiting.push_back(message.to_vec());
+        self.arrived.notify_one();
+    }
+
+    /// Starts the thread that waits: from here on, who logs does not.
+    pub(super) fn start(&'static self, name: &str) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        thread.spawn(|| self.wait_for_sink())?;
+        self.lock().has_thread = true;
+        Ok(())
+    }
+
+    fn wait_for_sink(&self) {
+        let mut state = self.lock();
+        loop {
+            let message = match state.waiting.pop_front() {
+                Some(message) => message,
+                None if state.lost > 0 => self.sink.loss(std::mem::take(&mut state.lost)),
+                None => {
+                    self.emptied.notify_all();
+                    state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+            };
+            state.bytes = state.bytes.saturating_sub(message.len());
+            state.is_putting = true;
+            drop(state);
+            self.sink.put(&message);
+            state = self.lock();
+            state.is_putting = false;
+        }
+    }
+
+    /// Waits until all messages have left, for at most so long. Gives whether they have.
+    pub(super) fn finish(&self, most: Duration) -> bool {
+        let end = Instant::now() + most;
+        let mut state = self.lock();
+        while state.is_putting || !state.waiting.is_empty() || state.lost > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.emptied.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A sink that takes messages only while it is open.
+    #[derive(Default)]
+    pub(crate) struct Gate {
+        taken: Mutex<Vec<String>>,
+        is_open: Mutex<bool>,
+        opened: Condvar,
+    }
+
+    impl Gate {
+        fn set(&self, is_open: bool) {
+            *self.is_open.lock().unwrap() = is_open;
+            self.opened.notify_all();
+        }
+
+        fn take(&self, message: &[u8]) {
+            self.taken.lock().unwrap().push(String::from_utf8(message.to_vec()).unwrap());
+        }
+    }
+
+    impl Sink for Gate {
+        fn try_put(&self, message: &[u8]) -> bool {
+            let is_open = *self.is_open.lock().unwrap();
+            if is_open {
+                self.take(message);
+            }
+            is_open
+        }
+
+        fn put(&self, message: &[u8]) {
+            let closed = self.is_open.lock().unwrap();
+            drop(self.opened.wait_while(closed, |is_open| !*is_open).unwrap());
+            self.take(message);
+        }
+
+        fn loss(&self, count: u64) -> Vec<u8> {
+            format!("{count} lost").into_bytes()
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn outlet() -> &'static Outlet<Gate> {
+        Box::leak(Box::new(Outlet::new(Gate::default())))
+    }
+
+    #[test]
+    fn messages_keep_their_order_and_nobody_waits() {
+        let outlet = outlet();
+        outlet.start("log-test").unwrap();
+        for number in 0..50 {
+            outlet.emit(format!("{number}").as_bytes());
+        }
+        assert!(!outlet.finish(Duration::from_millis(1)), "nothing can have left");
+        outlet.sink.set(true);
+        for number in 50..100 {
+            outlet.emit(format!("{number}").as_bytes());
+        }
+        assert!(outlet.finish(LONG));
+        let expected: Vec<String> = (0..100).map(|number| number.to_string()).collect();
+        assert_eq!(*outlet.sink.taken.lock().unwrap(), expected);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted_and_told() {
+        let outlet = outlet();
+        outlet.start("log-test").unwrap();
+        let message = [b'x'; 1024];
+        // One of them may be on its way and so not among those that wait.
+        (0..3000).for_each(|_| outlet.emit(&message));
+        outlet.sink.set(true);
+        assert!(outlet.finish(LONG));
+        let taken = outlet.sink.taken.lock().unwrap();
+        let (last, before) = taken.split_last().unwrap();
+        assert!((1024..=1025).contains(&before.len()), "{}", before.len());
+        assert_eq!(*last, format!("{} lost", 3000 - before.len()));
+    }
+
+    #[test]
+    fn without_a_thread_messages_leave_at_once() {
+        let outlet = outlet();
+        outlet.sink.set(true);
+        outlet.emit(b"one");
+        assert_eq!(*outlet.sink.taken.lock().unwrap(), ["one"]);
+        assert!(outlet.finish(Duration::ZERO));
+    }
+}
