@@ -14,6 +14,7 @@ pub mod daemon;
 mod duplicates;
 pub mod error;
 pub mod events;
+mod folders;
 pub mod hand_over;
 pub mod keyring;
 pub mod logging;

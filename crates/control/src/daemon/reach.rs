@@ -1,11 +1,10 @@
 //! The directories that a daemon needs, for a process that gives up the rest before it starts one.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use super::{DaemonConfig, PROTECTED, RESERVATIONS, StartError, read_config};
 use crate::cores::LOCK_DIRECTORY;
+use crate::folders::make_durable;
 use crate::server::socket_directory;
 use crate::state::{RealDisk, StateError};
 
@@ -48,8 +47,7 @@ impl Reach {
 fn make_folders(state_dir: &Path) -> Result<(), StateError> {
     for name in [RESERVATIONS, PROTECTED] {
         let folder = state_dir.join(name);
-        let made = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&folder);
-        made.map_err(|error| StateError::Io {
+        make_durable(&folder, DIRECTORY_MODE).map_err(|error| StateError::Io {
             action: "make the folder",
             file: folder,
             reason: error.to_string(),

@@ -1,11 +1,12 @@
 //! The folder `keys` of a state directory, and the other place where a key is found by its name.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::file::{self, FileError, Protection};
+use crate::folders::make_durable;
 
 /// The folder below a state directory.
 const FOLDER: &str = "keys";
@@ -229,8 +230,7 @@ impl KeyFolder {
 
     /// Makes the folder, and those above it, if it is not there.
     fn make(&self) -> Result<(), FolderError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        made.map_err(|source| self.io(source))?;
+        make_durable(&self.path, 0o700).map_err(|source| self.io(source))?;
         self.check(&std::fs::metadata(&self.path).map_err(|source| self.io(source))?)
     }
 

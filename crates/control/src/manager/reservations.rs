@@ -1,12 +1,12 @@
 //! Files of the state directory in which reservations persist, for namespaces and for LUNs.
 
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use raceline_target::ReservationPlace;
 use uuid::Uuid;
 
+use crate::folders::make_durable;
 use crate::manager::{ManagerConfig, ManagerError};
 use crate::ptpl::{ReservationFile, ReservationFileError};
 
@@ -18,8 +18,7 @@ const DIRECTORY_MODE: u32 = 0o700;
 /// # Errors
 /// When it cannot be made.
 pub(super) fn made(directory: PathBuf) -> Result<PathBuf, ManagerError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&directory);
-    made.map_err(|error| {
+    make_durable(&directory, DIRECTORY_MODE).map_err(|error| {
         let directory = directory.display();
         ManagerError::Invalid(format!(
             "cannot make {directory}, where the state of namespaces and LUNs is kept: {error}"

@@ -2,9 +2,7 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{
-    DirBuilderExt as _, FileExt as _, OpenOptionsExt as _, PermissionsExt as _,
-};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use raceline_reactor::inheritance::{self, Offer};
@@ -12,6 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::error::StateError;
+use crate::folders::make_durable;
 
 /// Only the owner may read the state.
 const FILE_MODE: u32 = 0o600;
@@ -118,11 +117,7 @@ impl RealDisk {
             let file = file.to_owned();
             move |error: io::Error| StateError::Io { action, file, reason: reason_of(&error) }
         };
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(DIRECTORY_MODE)
-            .create(path)
-            .map_err(failed("create the state directory", path))?;
+        make_durable(path, DIRECTORY_MODE).map_err(failed("create the state directory", path))?;
         let directory = File::open(path).map_err(failed("open the state directory", path))?;
         let metadata = directory.metadata().map_err(failed("examine", path))?;
         let mode = metadata.permissions().mode() & 0o7777;
