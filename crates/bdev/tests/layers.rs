@@ -117,7 +117,8 @@ fn delays_lie_on_top_of_each_other() {
         assert_eq!(script.complete(None), "timer 1ms");
     }
     while !script.io.started.is_empty() {
-        assert_eq!(script.complete(None), "timer 0ns");
+        // The device's own, for its next turn.
+        assert!(["timer 0ns", "timer 1ns"].contains(&script.complete(None).as_str()));
     }
     assert_eq!(script.results(), [(1, Ok(()))]);
     let too_many = DelayBdev::new(device, Delays::all(MS));

@@ -80,6 +80,17 @@ fn copy(
     targets: &[[u8; 32]],
     parts: &[Part],
 ) -> Answer {
+    let slot = start_copy(initiator, lun, id, targets, parts);
+    initiator.finish(slot)
+}
+
+fn start_copy(
+    initiator: &mut Initiator,
+    lun: u16,
+    id: u8,
+    targets: &[[u8; 32]],
+    parts: &[Part],
+) -> u16 {
     let segments: Vec<u8> = parts.iter().flat_map(|part| part.encode()).collect();
     let mut list = vec![id, 0];
     list.extend(u16::try_from(targets.len() * 32).unwrap().to_be_bytes());
@@ -91,7 +102,7 @@ fn copy(
     let mut cdb = [0; 16];
     cdb[0] = 0x83;
     cdb[10..14].copy_from_slice(&u32::try_from(list.len()).unwrap().to_be_bytes());
-    initiator.execute(lun, &cdb, 0, &list)
+    initiator.start(lun, &cdb, 0, &list)
 }
 
 /// RECEIVE COPY STATUS.
@@ -115,6 +126,67 @@ fn slow(size: &str) -> SharedBdev {
 fn by_hand(size: &str) -> SharedBdev {
     let rules = vec!["copy:unsupported".parse().unwrap()];
     Arc::new(ErrorBdev::new(ram(size), rules).0)
+}
+
+/// Whether nothing has come for an initiator yet.
+fn hears_nothing(initiator: &Initiator) -> bool {
+    initiator.stream.set_nonblocking(true).unwrap();
+    let heard = initiator.stream.peek(&mut [0]);
+    initiator.stream.set_nonblocking(false).unwrap();
+    heard.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// Both read and write between devices that answer at once: without a rest they would end in the turn that they began in.
+#[test]
+fn long_commands_between_luns_in_memory_let_others_work() {
+    let (target, address) = start(vec![ram("32M"), ram("32M")]);
+    let mut busy = Initiator::login(address, 1);
+    let mut other = Initiator::login(address, 2);
+    let targets: Vec<[u8; 32]> = (0..2).map(|lun| descriptor(&mut busy, lun)).collect();
+    let part = Part { targets: (0, 1), blocks: 65_535, from: 0, to: 0 };
+    let mut same = [0; 16];
+    same[0] = 0x93;
+    same[10..14].copy_from_slice(&32_768_u32.to_be_bytes());
+    // One command of the other may be answered in the same turn, and a machine may let the whole of it pass before this
+    // thread goes on.
+    let mut seen = [false; 2];
+    for _ in 0..50 {
+        let slot = start_copy(&mut busy, 0, 9, &targets, &[part; 16]);
+        (0..3).for_each(|_| _ = other.test_unit_ready(0).good());
+        seen[0] |= hears_nothing(&busy);
+        busy.finish(slot).good();
+
+        let slots = [0; 8].map(|_| busy.start(0, &same, 0, &pattern(3, BLOCK)));
+        (0..3).for_each(|_| _ = other.test_unit_ready(0).good());
+        seen[1] |= hears_nothing(&busy);
+        slots.into_iter().for_each(|slot| _ = busy.finish(slot).good());
+        if seen == [true; 2] {
+            break;
+        }
+    }
+    assert_eq!(seen, [true; 2]);
+    assert!(busy.read(0, 32_767, 1).good() == pattern(3, BLOCK));
+    target.shutdown().unwrap();
+}
+
+/// A lock over the last blocks waits for all pieces, not for the first.
+#[test]
+fn compare_and_write_waits_for_the_whole_of_write_same() {
+    let delays = Delays::all(Duration::from_millis(20));
+    let (target, address) = start(vec![Arc::new(DelayBdev::new(ram("1M"), delays))]);
+    let mut initiator = Initiator::login(address, 1);
+    let mut cdb = [0; 16];
+    cdb[0] = 0x93;
+    cdb[10..14].copy_from_slice(&1024_u32.to_be_bytes());
+    let same = initiator.start(0, &cdb, 0, &pattern(1, BLOCK));
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (0x89, 1);
+    cdb[6..10].copy_from_slice(&1023_u32.to_be_bytes());
+    let swap = initiator.start(0, &cdb, 0, &[vec![0; BLOCK], pattern(2, BLOCK)].concat());
+    initiator.finish(same).good();
+    assert_eq!(initiator.finish(swap).sense, Some((0xe, 0x1d, 0)), "MISCOMPARE");
+    assert!(initiator.read(0, 1023, 1).good() == pattern(1, BLOCK));
+    target.shutdown().unwrap();
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::path::range_lock::{Fences, LockId, Order, Warden};
 use crate::path::shares::{ShareId, Shares};
 use crate::path::slots::Measured;
 use crate::path::wipe::Wipes;
-use crate::records::names::{CommandPlace, ConnKey, LocalCommand, Place, Tag};
+use crate::records::names::{CommandPlace, ConnKey, LocalCommand, Place, SlotKey, Tag};
 use crate::records::registry::Shared;
 
 /// Whether a device answers reads without a request. Known since its channel was opened.
@@ -79,6 +79,8 @@ pub(crate) struct IscsiCore {
     pub(crate) dirty: Vec<ConnKey>,
     /// Connections that have had their share of this pass, each once.
     pub(crate) deferred: Vec<ConnKey>,
+    /// Commands of many steps that found no share of the turn, and go on in the next pass.
+    pub(crate) resting: Vec<(ConnKey, SlotKey)>,
     /// The timer of the next pass is set.
     pub(crate) next_pass: bool,
     /// A command that was aborted has come back from its device.
@@ -91,7 +93,7 @@ impl IscsiCore {
     /// Whether nothing is to be done at the end of the turn.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.dirty.is_empty() && self.deferred.is_empty() && !self.ended
+        self.dirty.is_empty() && self.deferred.is_empty() && self.resting.is_empty() && !self.ended
     }
 
     /// The first moment from `at` on at which the timers of silent sessions expire, which wait for `span`. They expire

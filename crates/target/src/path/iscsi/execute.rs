@@ -18,7 +18,7 @@ pub(crate) struct Work {
     /// On stable media before the answer.
     pub(crate) fua: bool,
     pub(crate) block_size: u32,
-    /// The second step has begun: a command that reads first writes.
+    /// The second step has begun: a command that reads first writes. Of WRITE SAME: it rests before its next piece.
     pub(crate) is_second: bool,
 }
 

@@ -12,7 +12,7 @@ use raceline_iscsi::target::TaskId;
 use raceline_reactor::{IoBuf, SharedBuf};
 
 use super::copying::Copying;
-use super::execute::Work;
+use super::execute::{Kind, Work};
 use crate::changes::snapshot::DeviceId;
 use crate::path::range_lock::LockId;
 use crate::path::slots::Measured;
@@ -87,6 +87,19 @@ impl Default for Generation {
 }
 
 impl Slot {
+    /// Where WRITE SAME has to write the next piece, after one that it has written. `None`: nowhere.
+    pub(crate) fn next_piece(&self) -> Option<u64> {
+        let Kind::WriteSame { has_data: true, next, .. } = self.work.kind else { return None };
+        let data = self.data.as_ref()?;
+        if self.work.is_second {
+            // It has only rested before that one.
+            return Some(next);
+        }
+        let next = next + data.len() as u64;
+        // One request for all bytes has zeroed them if the data are zeroes.
+        (next < self.bytes.end && data.iter().any(|byte| *byte != 0)).then_some(next)
+    }
+
     /// Whether the command is at this device now, changing something within `bytes`.
     fn is_changing(&self, device: DeviceId, bytes: &Range<u64>) -> bool {
         self.phase == Phase::Device

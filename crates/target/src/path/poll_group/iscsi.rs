@@ -165,6 +165,11 @@ impl PollGroup {
         if self.core.iscsi.deferred.is_empty() {
             self.core.iscsi.deferred = keys;
         }
+        for (key, slot) in std::mem::take(&mut self.core.iscsi.resting) {
+            self.with_iscsi(cx, key, |connection, cx, core| {
+                connection.part_done(cx, core, slot, Ok(()), None);
+            });
+        }
     }
 
     /// Sends what connections have gathered.
@@ -187,8 +192,9 @@ impl PollGroup {
         if self.core.iscsi.dirty.is_empty() {
             self.core.iscsi.dirty = keys;
         }
-        let deferred = !self.core.iscsi.deferred.is_empty();
-        if deferred && !std::mem::replace(&mut self.core.iscsi.next_pass, true) {
+        let iscsi = &mut self.core.iscsi;
+        let waits = !iscsi.deferred.is_empty() || !iscsi.resting.is_empty();
+        if waits && !std::mem::replace(&mut self.core.iscsi.next_pass, true) {
             let token = raceline_reactor::Token {
                 owner: crate::records::names::ISCSI_OWNER,
                 generation: 0,

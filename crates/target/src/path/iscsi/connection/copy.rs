@@ -214,8 +214,11 @@ impl Connection {
             }
             (Step::Write(len), Ok(()), _) if copying.done + len < copying.bytes.len => {
                 copying.done += len;
-                self.copy_piece(cx, core, key);
+                if !self.rest(cx, core, key) {
+                    self.copy_piece(cx, core, key);
+                }
             }
+            (Step::Idle, Ok(()), None) => self.copy_piece(cx, core, key),
             (Step::Whole | Step::Write(_), Ok(()), _) => {
                 core.write_drained(destination, &slot.bytes);
                 self.count_segment(key);

@@ -18,6 +18,8 @@ use crate::records::names::{CommandPlace, SlotKey};
 
 /// Bytes of one write of WRITE SAME.
 const PIECE_BYTES: usize = 64 << 10;
+/// What a step of WRITE SAME or EXTENDED COPY counts for in a turn of its core: a piece is read and written.
+const STEP_BYTES: u64 = 256 << 10;
 /// Parts that GET LBA STATUS looks for.
 const MOST_PARTS: usize = 256;
 
@@ -156,6 +158,32 @@ impl Connection {
         self.submit(cx, core, key, Op::Write { offset: next, data: piece, fua });
     }
 
+    /// A piece of WRITE SAME is written: the next one begins at `next`. The range is not left before all are written.
+    fn write_same_on(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey, next: u64) {
+        let Some(slot) = self.slots.get(key) else { return };
+        let Kind::WriteSame { next: at, .. } = &mut slot.work.kind else { return };
+        *at = next;
+        let has_rested = std::mem::take(&mut slot.work.is_second);
+        if !has_rested && self.rest(cx, core, key) {
+            let Some(slot) = self.slots.get(key) else { return };
+            slot.work.is_second = true;
+            return;
+        }
+        self.write_same_piece(cx, core, key);
+    }
+
+    /// Has a command of many steps wait for the next turn of the core, if this one has no share for its next step. It waits
+    /// as for a request at its device, which succeeds then.
+    pub(super) fn rest(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) -> bool {
+        if cx.io.flight().turn.take(cx.now, STEP_BYTES) {
+            return false;
+        }
+        let Some(slot) = self.slots.get(key) else { return false };
+        slot.pending += 1;
+        core.iscsi.resting.push((self.key, key));
+        true
+    }
+
     /// UNMAP: one device request for each part.
     fn unmap(&mut self, cx: &mut Context<'_>, core: &mut Core, key: SlotKey) {
         let Some(slot) = self.slots.get(key) else { return };
@@ -243,7 +271,7 @@ impl Connection {
     // -------------------------------------------------------------------- from the device
 
     /// One of the device requests that the command waits for is done.
-    pub(super) fn part_done(
+    pub(crate) fn part_done(
         &mut self,
         cx: &mut Context<'_>,
         core: &mut Core,
@@ -262,6 +290,11 @@ impl Connection {
         if slot.pending > 0 {
             return;
         }
+        let goes_on = slot.failure.is_none() && !slot.aborted && !self.out.is_muted();
+        if goes_on && let Some(next) = slot.next_piece() {
+            return self.write_same_on(cx, core, key, next);
+        }
+        let Some(slot) = self.slots.get(key) else { return };
         let Some(device) = slot.device else { return };
         if let Some(measured) = slot.measured.take() {
             core.count(device, measured, cx.now, result);
@@ -322,18 +355,6 @@ impl Connection {
                     None => self.write_second(cx, core, key, IoBuf::from_slice(new)),
                     place => self.end_comparison(core, key, place),
                 }
-            }
-            Kind::WriteSame { has_data: true, deallocate, next } => {
-                // A request for all bytes has zeroed them if the data were zeroes.
-                let written = slot.data.as_ref().map_or(u64::MAX, |data| data.len() as u64);
-                let next = next.saturating_add(written);
-                if slot.data.as_ref().is_some_and(|data| data.iter().all(|byte| *byte == 0))
-                    || next >= slot.bytes.end
-                {
-                    return self.finish(core, key);
-                }
-                slot.work.kind = Kind::WriteSame { has_data: true, deallocate, next };
-                self.write_same_piece(cx, core, key);
             }
             Kind::LbaStatus { lba, allocation, request } => {
                 self.tell_lba_status(core, key, (lba, allocation), &request, payload.as_ref());
