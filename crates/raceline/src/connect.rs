@@ -103,12 +103,13 @@ fn open_device(device: &Device) -> Result<SharedBdev, Failure> {
 pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     check(args)?;
-    log::stop_waiting();
-    let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let registry = Registry::of_this_user()?;
     if args.kind == DiskKind::Ublk {
+        // Threads that start from here on are as a disk needs them.
         ublk::prepare(args)?;
     }
+    log::stop_waiting();
+    let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
     let source = Source::open(args)?;
     let device = source.device();
     let ended = match args.kind {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::CommandFactory as _;
 
 use crate::cli::Cli;
+use crate::log;
 
 /// Exit codes, as docs/manual.md lists them.
 pub(crate) mod code {
@@ -59,7 +60,7 @@ impl Failure {
 
     /// Prints the line to standard error and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("raceline: {}", one_line(&self.message));
+        log::last_line(&format!("raceline: {}", one_line(&self.message)));
         ExitCode::from(self.code)
     }
 }

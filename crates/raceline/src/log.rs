@@ -22,7 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use self::journald::{Journald, JournaldLayer};
-use self::outlet::Outlet;
+use self::outlet::{Outlet, Sink as _};
 use self::stderr::{Lines, Stderr};
 use crate::cli::LogArgs;
 
@@ -145,6 +145,31 @@ pub(crate) fn stop_waiting() {
         tracing::warn!(
             "who reads the log can hold up connections: there is no thread for it: {error}"
         );
+        return;
+    }
+    // The standard library's writes to standard error itself.
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name").to_owned();
+        let trace = std::backtrace::Backtrace::capture();
+        print(&format!("thread {name}: {panic}\n{trace}"), Duration::ZERO);
+    }));
+}
+
+/// Prints a line on standard error for people, who see it as the last one: no longer than a moment does a daemon wait for
+/// who reads it.
+pub(crate) fn last_line(line: &str) {
+    print(line, LAST_MESSAGES);
+    finish();
+}
+
+/// Prints on standard error. Where the log goes to the journal, it waits no longer than this for who reads it.
+fn print(text: &str, within: Duration) {
+    let text = format!("{text}\n");
+    match WAY.get() {
+        Some(Way::Stderr(outlet)) => outlet.emit(text.as_bytes()),
+        Some(Way::Journal(_)) if !Stderr::has_room(within) => {}
+        Some(Way::Journal(_)) | None => Stderr::new().put(text.as_bytes()),
     }
 }
 

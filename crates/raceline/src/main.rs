@@ -60,10 +60,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return command_line_error(&error),
     };
-    let result = run(cli);
-    log::finish();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(cli) {
+        Ok(()) => {
+            log::finish();
+            ExitCode::SUCCESS
+        }
         Err(failure) => failure.report(),
     }
 }

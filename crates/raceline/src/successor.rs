@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use crate::failure::Failure;
-use crate::{log, shell};
+use crate::shell;
 
 /// The option that has a process take the place of a daemon.
 const TAKE_OVER: &str = "--take-over";
@@ -73,6 +73,5 @@ pub(crate) fn start_detached() -> Result<(), Failure> {
 /// Reports a failure and ends at once: nothing may be closed in good order that a daemon goes on with.
 pub(crate) fn exit(failure: Failure) -> Failure {
     let _ = failure.report();
-    log::finish();
     std::process::exit(i32::from(failure.code))
 }

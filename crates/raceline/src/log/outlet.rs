@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// Bytes of messages that wait, at most.
 const MOST_BYTES: usize = 1 << 20;
 
+/// While more messages come than leave, those that are lost are told of this often.
+const LOSS_INTERVAL: Duration = Duration::from_secs(10);
+
 /// A place that takes messages.
 pub(super) trait Sink: Send + Sync + 'static {
     /// Puts a message there, if that needs no wait. False: it would.
@@ -83,20 +86,25 @@ impl<S: Sink> Outlet<S> {
     }
 
     fn wait_for_sink(&self) {
+        let mut told = Instant::now();
         let mut state = self.lock();
         loop {
-            let message = match state.waiting.pop_front() {
-                Some(message) => message,
-                None if state.lost > 0 => self.sink.loss(std::mem::take(&mut state.lost)),
-                None => {
-                    self.emptied.notify_all();
-                    state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
-            };
-            state.bytes = state.bytes.saturating_sub(message.len());
+            let tells =
+                state.lost > 0 && (state.waiting.is_empty() || told.elapsed() >= LOSS_INTERVAL);
+            let lost = if tells { std::mem::take(&mut state.lost) } else { 0 };
+            let message = if tells { None } else { state.waiting.pop_front() };
+            if message.is_none() && !tells {
+                self.emptied.notify_all();
+                state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.bytes -= message.as_ref().map_or(0, Vec::len);
             state.is_putting = true;
             drop(state);
+            let message = message.unwrap_or_else(|| {
+                told = Instant::now();
+                self.sink.loss(lost)
+            });
             self.sink.put(&message);
             state = self.lock();
             state.is_putting = false;

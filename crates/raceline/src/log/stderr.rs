@@ -1,9 +1,12 @@
 //! Standard error, as a place for lines of the log.
 
-use std::io::{self, Write as _};
+use std::io;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::stdio::stderr;
 
 use super::outlet::{Outlet, Sink};
 
@@ -12,42 +15,56 @@ const PIPE_BUF: usize = 4096;
 
 /// Standard error.
 pub(super) struct Stderr {
-    /// A file always says that there is room, and may then wait for its disk.
-    is_file: bool,
+    /// A pipe or a socket that has room takes a short line at once. A terminal may take half of it and wait, and a file
+    /// always says that it has room, and may then wait for its disk.
+    takes_lines: bool,
 }
 
 impl Stderr {
     pub(super) fn new() -> Self {
-        let stat = rustix::fs::fstat(rustix::stdio::stderr());
-        let kind = stat.map(|stat| FileType::from_raw_mode(stat.st_mode));
-        Self { is_file: kind == Ok(FileType::RegularFile) }
+        let kind = rustix::fs::fstat(stderr()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        Self { takes_lines: matches!(kind, Ok(FileType::Fifo | FileType::Socket)) }
     }
 
-    fn has_room(wait: Option<&Timespec>) -> bool {
-        let stderr = rustix::stdio::stderr();
+    /// Whether it takes bytes, or does so before this time is over.
+    pub(super) fn has_room(within: Duration) -> bool {
+        let within = Timespec {
+            tv_sec: i64::try_from(within.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: within.subsec_nanos().into(),
+        };
+        Self::wait_for_room(Some(&within))
+    }
+
+    fn wait_for_room(within: Option<&Timespec>) -> bool {
+        let stderr = stderr();
         let mut asked = [PollFd::new(&stderr, PollFlags::OUT)];
-        // Whoever has closed it takes everything, too: the write says so.
-        poll(&mut asked, wait).is_ok_and(|ready| ready > 0)
+        // If nobody can read it any more, it takes everything, too: the write says so.
+        poll(&mut asked, within).is_ok_and(|ready| ready > 0)
     }
 }
 
 impl Sink for Stderr {
     fn try_put(&self, line: &[u8]) -> bool {
-        if self.is_file || line.len() > PIPE_BUF || !Self::has_room(Some(&Timespec::default())) {
+        if !self.takes_lines || line.len() > PIPE_BUF || !Self::has_room(Duration::ZERO) {
             return false;
         }
-        self.put(line);
+        match rustix::io::write(stderr(), line) {
+            Err(Errno::AGAIN | Errno::INTR) => return false,
+            Ok(count) => self.put(&line[count..]),
+            // Nobody is left to be told.
+            Err(_) => {}
+        }
         true
     }
 
+    // Not by way of the standard library's lock: a thread that waits here would have it.
     fn put(&self, mut line: &[u8]) {
         while !line.is_empty() {
-            match io::stderr().write(line) {
+            match rustix::io::write(stderr(), line) {
                 Ok(count) if count > 0 => line = &line[count..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(Errno::INTR) => {}
                 // Somebody else has made it so.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => _ = Self::has_room(None),
-                // Nobody is left to be told.
+                Err(Errno::AGAIN) => _ = Self::wait_for_room(None),
                 _ => return,
             }
         }

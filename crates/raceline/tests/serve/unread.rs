@@ -1,37 +1,79 @@
 //! A daemon whose messages nobody reads. It serves all the same, and loses none of those that it has room for.
 
-use std::fs::OpenOptions;
-use std::io::Read as _;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, run, wait_for};
+use crate::support::{Scratch, Served, call, configure, run, run_by, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:unread";
-/// A pipe holds 64 KiB, and the audit of each change has more than 100 bytes.
+/// A pipe holds 64 KiB and a terminal less, and the audit of each change has more than 100 bytes.
 const CHANGES: usize = 1000;
+
+/// A pipe with a name, and both of its ends, so that neither waits for the other.
+fn pipe(scratch: &Scratch) -> (File, String) {
+    let path = scratch.path("messages");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
+    let pipe = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path).unwrap();
+    (pipe, path)
+}
+
+/// The end of a terminal where a person would sit, and the name of the other one.
+fn terminal() -> (File, String) {
+    let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&person).unwrap();
+    unlockpt(&person).unwrap();
+    rustix::fs::fcntl_setfl(&person, OFlags::NONBLOCK).unwrap();
+    let path = ptsname(&person, Vec::new()).unwrap().into_string().unwrap();
+    (person.into(), path)
+}
 
 #[test]
 fn a_daemon_whose_messages_nobody_reads_serves_all_the_same() {
     let scratch = Scratch::new();
-    let (socket, pipe) = (PathBuf::from(scratch.path("rpc.sock")), scratch.path("messages"));
-    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
-    // Opened for both, so that neither end waits for the other.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
-    let mut messages =
-        OpenOptions::new().read(true).write(true).custom_flags(flags).open(&pipe).unwrap();
+    serves_unread(&scratch, pipe(&scratch));
+}
+
+#[test]
+fn a_daemon_on_a_terminal_that_is_stuck_serves_all_the_same() {
+    serves_unread(&Scratch::new(), terminal());
+}
+
+/// The reason of a failure finds no reader either.
+#[test]
+fn a_daemon_that_fails_ends_though_nobody_reads_why() {
+    let scratch = Scratch::new();
+    let (mut messages, pipe) = pipe(&scratch);
+    loop {
+        match messages.write(&[b'x'; 4096]) {
+            Ok(_) => {}
+            Err(error) => break assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
     let to_pipe = format!("exec \"$0\" \"$@\" 2> '{pipe}'");
-    let served = Served::start_by(&["sh", "-c", &to_pipe], &socket, &[]);
+    let output = run_by(&["sh", "-c", &to_pipe], &["--quiet", "export", "ram:1M", "-l", &address]);
+    assert_eq!(output.code, Some(1));
+}
+
+fn serves_unread(scratch: &Scratch, (mut messages, path): (File, String)) {
+    let socket = PathBuf::from(scratch.path("rpc.sock"));
+    let to_path = format!("exec \"$0\" \"$@\" 2> '{path}'");
+    let served = Served::start_by(&["sh", "-c", &to_path], &socket, &[]);
     configure(&socket, NQN, 2048);
     let listeners = call(&socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
     let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
 
-    // Without room in the pipe, one of these calls would not be answered.
+    // Without room there, one of these calls would not be answered.
     for number in 0..CHANGES {
         let device = json!({ "name": format!("N{number}"), "num_blocks": 8, "block_size": 512 });
         call(&socket, "bdev_null_create", device).unwrap();
