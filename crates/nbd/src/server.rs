@@ -19,7 +19,7 @@ use raceline_reactor::{
 };
 
 use self::core::{Core, Message};
-use self::listen::{Acceptor, Places};
+use self::listen::{Acceptor, Places, TOO_MANY};
 pub use self::listen::{Endpoint, Listening};
 use crate::protocol::{ExportFacts, TlsPolicy, wire};
 
@@ -28,6 +28,9 @@ pub const DEFAULT_PORT: u16 = wire::PORT;
 
 /// Connections of a server at a time, unless told otherwise.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 64;
+
+/// The peer of a connection within this process, for messages.
+const WITHIN: &str = "this process";
 
 /// Most exports of a server: each has a channel on each core.
 const MAX_EXPORTS: usize = 64;
@@ -199,9 +202,8 @@ impl Server {
     /// When there are as many connections as there may be, or no descriptors.
     pub fn connect(&self) -> Result<OwnedFd, ServerError> {
         let failed = ServerError::Connect;
-        let place = self.places.take().ok_or_else(|| {
-            failed(io::Error::other("the server has as many connections as it may have"))
-        })?;
+        let place = self.places.take(WITHIN.to_owned());
+        let place = place.ok_or_else(|| failed(io::Error::other(TOO_MANY)))?;
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let ours = Socket::from_unix(ours.into()).map_err(failed)?;
         let core = self.cores.first().ok_or_else(|| failed(io::Error::other("it has no core")))?;

@@ -1,5 +1,6 @@
 //! A connection: what it receives, which requests it has, and what it answers.
 
+use std::fmt::Display;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -133,7 +134,7 @@ pub(super) struct Connection {
     receive_until: Option<Instant>,
     send_until: Option<Instant>,
     drain_until: Option<Instant>,
-    _place: Place,
+    place: Place,
 }
 
 impl Connection {
@@ -201,7 +202,7 @@ impl Connection {
             receive_until: None,
             send_until: None,
             drain_until: None,
-            _place: place,
+            place,
         }
     }
 
@@ -247,7 +248,7 @@ impl Connection {
         buffers: RecvBuffers,
     ) {
         let mut count = result.unwrap_or_else(|error| {
-            tracing::debug!("an NBD connection has failed: {error}");
+            self.say_failed(&error);
             0
         });
         if let Some((buf, range)) = buffers.payload
@@ -272,6 +273,23 @@ impl Connection {
             }
         }
         self.process(cx, devices);
+    }
+
+    /// A client that has no key for TLS comes to its end here.
+    fn say_failed(&self, error: &io::Error) {
+        if self.is_closed() {
+            return;
+        }
+        let peer = self.place.peer();
+        match self.phase {
+            Phase::Serving(..) => tracing::info!(peer, "an NBD connection has failed: {error}"),
+            _ => self.say_refused(error),
+        }
+    }
+
+    fn say_refused(&self, why: &dyn Display) {
+        let peer = self.place.peer();
+        tracing::info!(event = "refused", peer, "refused an NBD client: {why}");
     }
 
     pub(super) fn handle_sent(
@@ -344,7 +362,11 @@ impl Connection {
         let staging = self.staging.as_ref()?;
         let (header, _) = staging[self.staged.clone()].split_first_chunk::<REQUEST_LEN>()?;
         let Some(request) = Request::parse(header) else {
-            tracing::debug!("an NBD connection was closed: a request without the magic number");
+            let peer = self.place.peer();
+            tracing::info!(
+                peer,
+                "an NBD connection was closed: a request without the magic number"
+            );
             self.close(cx);
             return None;
         };
@@ -462,19 +484,30 @@ impl Connection {
         let (taken, progress) =
             negotiation.handle(exports, &staging[self.staged.clone()], &mut out);
         self.staged.start += taken;
-        match progress {
-            Progress::Goes => {}
-            Progress::StartsTls => self.begin_securing(),
+        let told = negotiation.take_told();
+        let refused = match progress {
+            Progress::Goes => told,
+            Progress::StartsTls => {
+                self.begin_securing();
+                told
+            }
             Progress::Begins(agreed) => {
                 let facts = exports.swap_remove(agreed.export);
                 self.phase = Phase::Serving(agreed, facts);
                 self.negotiate_until = None;
+                None
             }
-            Progress::Ends => self.ending = Ending::Drains,
-            Progress::Broken(refused) => {
-                tracing::debug!("an NBD connection was closed: {refused}");
+            Progress::Ends => {
                 self.ending = Ending::Drains;
+                told
             }
+            Progress::Broken(refused) => {
+                self.ending = Ending::Drains;
+                Some(refused)
+            }
+        };
+        if let Some(refused) = refused {
+            self.say_refused(&refused);
         }
         self.push_owned(&out);
         true
@@ -499,7 +532,7 @@ impl Connection {
         let left = self.staged.len();
         if left > 0 {
             let refused = Refused::PlainBehindStartTls(left);
-            tracing::debug!("an NBD connection was closed: {refused}");
+            self.say_refused(&refused);
             self.ending = Ending::Drains;
         } else if let Some((negotiation, exports)) = self.take_negotiation() {
             self.phase = Phase::Securing(negotiation, exports);
@@ -512,13 +545,17 @@ impl Connection {
         let Some(provider) = self.tls.take() else { return self.close(cx) };
         // Nothing is in flight: the answer has gone, and nothing was received since.
         let Some(socket) = cx.io.release(self.socket, (nowhere, nowhere)) else {
-            tracing::warn!("an NBD connection was closed: its socket is busy where TLS begins");
+            let peer = self.place.peer();
+            tracing::warn!(
+                peer,
+                "an NBD connection was closed: its socket is busy where TLS begins"
+            );
             return self.close(cx);
         };
         match provider.accepted(socket).and_then(|socket| cx.io.adopt(socket)) {
             Ok(socket) => self.socket = socket,
             Err(error) => {
-                tracing::debug!("an NBD connection was closed: TLS cannot begin: {error}");
+                self.say_refused(&format_args!("TLS cannot begin: {error}"));
                 // Its socket has gone with the error.
                 self.ending = Ending::Closed;
                 return;
@@ -601,7 +638,8 @@ impl Connection {
             return false;
         };
         if self.ending != Ending::Closed {
-            tracing::debug!("an NBD connection was closed: {what} took too long");
+            let peer = self.place.peer();
+            tracing::info!(peer, "an NBD connection was closed: {what} took too long");
         }
         self.close(cx);
         true

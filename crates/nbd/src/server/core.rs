@@ -135,11 +135,13 @@ impl Core {
         if self.stopping {
             return;
         }
-        let peer = socket.peer_address();
         let socket = match cx.io.adopt(socket) {
             Ok(socket) => socket,
             Err(error) => {
-                return tracing::debug!("an NBD connection of {peer} was closed: {error}");
+                return tracing::warn!(
+                    peer = place.peer(),
+                    "an NBD connection was closed: {error}"
+                );
             }
         };
         let index = self.free.pop().unwrap_or_else(|| {

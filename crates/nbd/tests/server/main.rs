@@ -4,6 +4,7 @@
 
 mod client;
 mod hostile;
+mod refusals;
 mod tls;
 
 use client::{Bed, Client};
