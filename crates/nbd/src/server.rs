@@ -5,6 +5,7 @@ mod connection;
 mod core;
 mod execute;
 mod listen;
+mod order;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,6 +22,7 @@ use raceline_reactor::{
 use self::core::{Core, Message};
 use self::listen::{Acceptor, Places, TOO_MANY};
 pub use self::listen::{Endpoint, Listening};
+use self::order::Peers;
 use crate::protocol::{ExportFacts, TlsPolicy, wire};
 
 /// The port where clients look.
@@ -188,6 +190,11 @@ impl Server {
             move |cx: &mut Context<'_>| Core::new(cx, exports, tls)
         });
         started.map_err(ServerError::Core)?;
+        let mut own = 0..;
+        self.cores.tell(|| {
+            let (cores, own) = (self.cores.senders(), own.next().unwrap_or(0));
+            Message::Peers(Peers { cores, own })
+        });
         for endpoint in &config.endpoints {
             let (cores, places) = (self.cores.senders(), self.places.clone());
             self.acceptors.push(Acceptor::start(endpoint, cores, places)?);

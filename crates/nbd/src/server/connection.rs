@@ -37,6 +37,9 @@ const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 /// How long the payload of a write may take, and a send. What they hold is missing elsewhere.
 const DATA_TIME: Duration = Duration::from_secs(60);
 
+/// How long the first request waits for what earlier connections have at the device.
+const ORDER_TIME: Duration = Duration::from_secs(60);
+
 /// How long what has come may take when the server ends.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
@@ -56,6 +59,8 @@ pub(super) struct Running {
     /// Bytes of the budget that its data hold.
     pub(super) held: usize,
     pub(super) step: Step,
+    /// Its age among the changes of the export, while it is one of them.
+    pub(super) age: Option<u64>,
 }
 
 /// How far a request is.
@@ -83,6 +88,17 @@ struct Incoming {
 pub(super) struct Owed {
     slot: u16,
     held: usize,
+}
+
+/// Whether the first request may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// It has not come.
+    Open,
+    /// It waits for what earlier connections have at the device.
+    Waits,
+    /// Nothing is in its way.
+    Settled,
 }
 
 enum Phase {
@@ -130,6 +146,8 @@ pub(super) struct Connection {
     spare: Option<Box<SendBatch>>,
     sends: Vec<Owed>,
     ending: Ending,
+    order: Order,
+    order_until: Option<Instant>,
     negotiate_until: Option<Instant>,
     receive_until: Option<Instant>,
     send_until: Option<Instant>,
@@ -198,6 +216,8 @@ impl Connection {
             spare: Some(batch()),
             sends: Vec::with_capacity(depth),
             ending: Ending::Open,
+            order: Order::Open,
+            order_until: None,
             negotiate_until: None,
             receive_until: None,
             send_until: None,
@@ -232,7 +252,8 @@ impl Connection {
 
     /// Whether nothing of it is left.
     pub(super) fn is_gone(&self) -> bool {
-        self.is_closed() && self.in_flight == 0 && self.staging.is_some() && self.spare.is_some()
+        let is_idle = self.in_flight == 0 && self.order != Order::Waits;
+        self.is_closed() && is_idle && self.staging.is_some() && self.spare.is_some()
     }
 
     /// Gives all of its memory back to the budget.
@@ -332,6 +353,10 @@ impl Connection {
             Phase::Securing(..) => return false,
             Phase::Serving(..) => {}
         }
+        if self.order != Order::Settled {
+            self.put_in_order(cx, devices);
+            return false;
+        }
         if self.incoming.is_some() {
             return self.fill(cx, devices);
         }
@@ -355,6 +380,27 @@ impl Connection {
             }
         };
         self.begin(cx, devices, request)
+    }
+
+    /// Waits for what earlier connections have at the device, before the first request.
+    fn put_in_order(&mut self, cx: &mut Context<'_>, devices: &Devices) {
+        let Phase::Serving(agreed, _) = &self.phase else { return };
+        if self.order != Order::Open || self.staged.is_empty() {
+            return;
+        }
+        self.order = Order::Waits;
+        self.order_until = Some(cx.now + ORDER_TIME);
+        if !devices.peers.ask(agreed.export, self.index()) {
+            tracing::error!("an NBD connection was closed: a core is stuck");
+            self.close(cx);
+        }
+    }
+
+    /// Nothing is in the way of the first request any more.
+    pub(super) fn handle_settled(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
+        self.order = Order::Settled;
+        self.order_until = None;
+        self.process(cx, devices);
     }
 
     /// The next whole request, if it has come.
@@ -423,7 +469,7 @@ impl Connection {
             return false;
         }
         self.free.pop();
-        let running = Running { cookie: request.cookie, plan, held, step: Step::First };
+        let running = Running { cookie: request.cookie, plan, held, step: Step::First, age: None };
         self.running[usize::from(slot)] = Some(running);
         if let Plan::Write { len, .. } = plan {
             self.incoming = Some(Incoming { slot, buf: Some(take(cx, len)), filled: 0 });
@@ -448,7 +494,7 @@ impl Connection {
         self.staged.start += len;
         let plan = Plan::Cache;
         self.running[usize::from(slot)] =
-            Some(Running { cookie, plan, held: 0, step: Step::First });
+            Some(Running { cookie, plan, held: 0, step: Step::First, age: None });
         self.answer_plain(slot, result);
         true
     }
@@ -628,6 +674,8 @@ impl Connection {
         let late = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         let what = if late(self.negotiate_until) {
             "the negotiation"
+        } else if late(self.order_until) {
+            "what earlier connections have at the device"
         } else if late(self.receive_until) {
             "the data of a write"
         } else if late(self.send_until) {
@@ -637,8 +685,10 @@ impl Connection {
         } else {
             return false;
         };
-        if self.ending != Ending::Closed {
-            let peer = self.place.peer();
+        let peer = self.place.peer();
+        if self.ending != Ending::Closed && late(self.order_until) {
+            tracing::warn!(peer, "an NBD connection was closed: {what} took too long");
+        } else if self.ending != Ending::Closed {
             tracing::info!(peer, "an NBD connection was closed: {what} took too long");
         }
         self.close(cx);
@@ -670,7 +720,8 @@ impl Connection {
         }
         // A client that negotiates reads what it is told before it asks more.
         let may_receive = has_sent || self.serving().is_some();
-        if self.ending == Ending::Open && may_receive && self.waiting.is_none() {
+        let waits = self.waiting.is_some() || self.order == Order::Waits;
+        if self.ending == Ending::Open && may_receive && !waits {
             self.receive(cx);
         }
     }

@@ -4,6 +4,7 @@
 
 mod client;
 mod hostile;
+mod order;
 mod refusals;
 mod tls;
 
