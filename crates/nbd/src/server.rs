@@ -5,6 +5,7 @@ mod connection;
 mod core;
 mod execute;
 mod listen;
+mod order;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +20,9 @@ use raceline_reactor::{
 };
 
 use self::core::{Core, Message};
-use self::listen::{Acceptor, Places};
+use self::listen::{Acceptor, Places, TOO_MANY};
 pub use self::listen::{Endpoint, Listening};
+use self::order::Peers;
 use crate::protocol::{ExportFacts, TlsPolicy, wire};
 
 /// The port where clients look.
@@ -28,6 +30,9 @@ pub const DEFAULT_PORT: u16 = wire::PORT;
 
 /// Connections of a server at a time, unless told otherwise.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 64;
+
+/// The peer of a connection within this process, for messages.
+const WITHIN: &str = "this process";
 
 /// Most exports of a server: each has a channel on each core.
 const MAX_EXPORTS: usize = 64;
@@ -185,6 +190,11 @@ impl Server {
             move |cx: &mut Context<'_>| Core::new(cx, exports, tls)
         });
         started.map_err(ServerError::Core)?;
+        let mut own = 0..;
+        self.cores.tell(|| {
+            let (cores, own) = (self.cores.senders(), own.next().unwrap_or(0));
+            Message::Peers(Peers { cores, own })
+        });
         for endpoint in &config.endpoints {
             let (cores, places) = (self.cores.senders(), self.places.clone());
             self.acceptors.push(Acceptor::start(endpoint, cores, places)?);
@@ -199,9 +209,8 @@ impl Server {
     /// When there are as many connections as there may be, or no descriptors.
     pub fn connect(&self) -> Result<OwnedFd, ServerError> {
         let failed = ServerError::Connect;
-        let place = self.places.take().ok_or_else(|| {
-            failed(io::Error::other("the server has as many connections as it may have"))
-        })?;
+        let place = self.places.take(WITHIN.to_owned());
+        let place = place.ok_or_else(|| failed(io::Error::other(TOO_MANY)))?;
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let ours = Socket::from_unix(ours.into()).map_err(failed)?;
         let core = self.cores.first().ok_or_else(|| failed(io::Error::other("it has no core")))?;

@@ -15,6 +15,9 @@ const MAX_OPTION_DATA: u32 = 8 << 10;
 /// Most bytes of data of an option that are thrown away.
 const MAX_SKIPPED: u32 = 1 << 20;
 
+/// Most characters of a name that are shown to people.
+const MAX_SHOWN: usize = 64;
+
 /// Bytes of zeroes that end the answer to EXPORT_NAME.
 const EXPORT_NAME_ZEROES: usize = 124;
 
@@ -56,7 +59,7 @@ pub enum Progress {
     Broken(Refused),
 }
 
-/// How a client has broken the protocol.
+/// Why a client does not get what it asks for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// It has set handshake flags that it was not offered.
@@ -65,21 +68,30 @@ pub enum Refused {
     /// An option does not begin with the magic number.
     #[error("an option begins with {0:#018x} instead of IHAVEOPT")]
     Magic(u64),
-    /// An option is longer than what is thrown away.
-    #[error("option {0} has {1} bytes of data, more than 1 MiB")]
+    /// An option is longer than what is thrown away, or than the name of an export.
+    #[error("option {0} has {1} bytes of data, which are too many")]
     TooLong(u32, u32),
     /// It sends options without end.
     #[error("it has sent {MAX_OPTIONS} options and begins nothing")]
     TooMany,
-    /// It asks by EXPORT_NAME, which has no other answer, and TLS is required.
+    /// TLS is required, and the client has not begun it.
     #[error("it asks for an export without TLS, which is required: begin TLS by NBD_OPT_STARTTLS")]
     NoTls,
     /// Bytes have come behind STARTTLS before its answer has gone: somebody may have put them there.
     #[error("it sends {0} bytes in the clear behind STARTTLS")]
     PlainBehindStartTls(usize),
-    /// It asks by EXPORT_NAME, which has no other answer, for something that is not there.
-    #[error("it asks for an export that is not there")]
-    Unknown,
+    /// There is no export of this name, which is cut off after 64 characters.
+    #[error("it asks for the export {0:?}, which is not there")]
+    Unknown(String),
+    /// The export has large blocks, and the client has not asked how large they are.
+    #[error("it does not ask for the block size, which is {0} bytes")]
+    BlockSize(u32),
+}
+
+impl Refused {
+    fn unknown(name: &[u8]) -> Self {
+        Self::Unknown(String::from_utf8_lossy(name).chars().take(MAX_SHOWN).collect())
+    }
 }
 
 /// The state of a negotiation. It holds at most one option.
@@ -98,6 +110,8 @@ pub struct Negotiation {
     tls: TlsPolicy,
     /// What comes now comes by TLS.
     is_secure: bool,
+    /// What the last answer has refused.
+    told: Option<Refused>,
 }
 
 impl Negotiation {
@@ -117,6 +131,7 @@ impl Negotiation {
             allocation: None,
             tls,
             is_secure: false,
+            told: None,
         }
     }
 
@@ -125,6 +140,11 @@ impl Negotiation {
         self.is_secure = true;
         self.structured = false;
         self.allocation = None;
+    }
+
+    /// What an answer has refused since this was asked before. The client may ask for something else.
+    pub fn take_told(&mut self) -> Option<Refused> {
+        self.told.take()
     }
 
     /// Takes bytes of the client, and appends answers; gives how many of the bytes it has taken. It takes all of them
@@ -217,12 +237,13 @@ impl Negotiation {
                 return Progress::Broken(Refused::NoTls);
             }
             self.skip = if len > MAX_OPTION_DATA { len } else { 0 };
+            self.told = Some(Refused::NoTls);
             let text = b"TLS is required: begin it by NBD_OPT_STARTTLS";
             return answer(out, kind, option_reply::ERR_TLS_REQD, text);
         }
         if len > MAX_OPTION_DATA {
             if kind == option::EXPORT_NAME {
-                return Progress::Broken(Refused::Unknown);
+                return Progress::Broken(Refused::TooLong(kind, len));
             }
             self.skip = len;
             return answer(out, kind, option_reply::ERR_TOO_BIG, b"the option has too many data");
@@ -296,7 +317,7 @@ impl Negotiation {
 
     fn export_name(&self, exports: &[ExportFacts], name: &[u8], out: &mut Vec<u8>) -> Progress {
         let Some((index, export)) = find(exports, name) else {
-            return Progress::Broken(Refused::Unknown);
+            return Progress::Broken(Refused::unknown(name));
         };
         out.extend(export.bytes.to_be_bytes());
         out.extend(export.flags(self.structured).to_be_bytes());
@@ -307,14 +328,23 @@ impl Negotiation {
     }
 
     /// INFO and GO.
-    fn info(&self, exports: &[ExportFacts], kind: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+    fn info(
+        &mut self,
+        exports: &[ExportFacts],
+        kind: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Progress {
         let Some((name, wanted)) = parse_info(data) else {
             return invalid(out, kind, "the lengths in the option do not fit its data");
         };
-        let Some((index, export)) = find(exports, name) else { return unknown(out, kind) };
+        let Some((index, export)) = find(exports, name) else {
+            return self.unknown(name, out, kind);
+        };
         let wants = |what: u16| wanted.chunks_exact(2).any(|it| it == what.to_be_bytes());
         // Without being asked, clients take 512 bytes for a block.
         if !wants(info::BLOCK_SIZE) && export.block_bytes > 512 {
+            self.told = Some(Refused::BlockSize(export.block_bytes));
             let text = "requests have to be whole blocks: ask for NBD_INFO_BLOCK_SIZE";
             return answer(out, kind, option_reply::ERR_BLOCK_SIZE_REQD, text.as_bytes());
         }
@@ -335,6 +365,11 @@ impl Negotiation {
         if kind == option::GO { Progress::Begins(self.agreement(index)) } else { Progress::Goes }
     }
 
+    fn unknown(&mut self, name: &[u8], out: &mut Vec<u8>, kind: u32) -> Progress {
+        self.told = Some(Refused::unknown(name));
+        answer(out, kind, option_reply::ERR_UNKNOWN, b"there is no such export")
+    }
+
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
     fn meta_context(
         &mut self,
@@ -353,7 +388,9 @@ impl Negotiation {
         let Some((name, queries)) = parse_meta_context(data) else {
             return invalid(out, kind, "the lengths in the option do not fit its data");
         };
-        let Some((index, export)) = find(exports, name) else { return unknown(out, kind) };
+        let Some((index, export)) = find(exports, name) else {
+            return self.unknown(name, out, kind);
+        };
         let names_it =
             |query: &&[u8]| *query == BASE_ALLOCATION.as_bytes() || (!is_set && *query == b"base:");
         let lists_all = !is_set && queries.is_empty();
@@ -413,10 +450,6 @@ fn answer(out: &mut Vec<u8>, kind: u32, reply: u32, data: &[u8]) -> Progress {
 
 fn invalid(out: &mut Vec<u8>, kind: u32, text: &str) -> Progress {
     answer(out, kind, option_reply::ERR_INVALID, text.as_bytes())
-}
-
-fn unknown(out: &mut Vec<u8>, kind: u32) -> Progress {
-    answer(out, kind, option_reply::ERR_UNKNOWN, b"there is no such export")
 }
 
 #[cfg(test)]
@@ -628,7 +661,7 @@ mod tests {
         assert_eq!(progress, Progress::Broken(Refused::TooMany));
         assert_eq!(replies.len(), 128 * 3);
         let (_, progress) = talk(&[option(option::EXPORT_NAME, b"no")]);
-        assert_eq!(progress, Progress::Broken(Refused::Unknown));
+        assert_eq!(progress, Progress::Broken(Refused::Unknown("no".to_owned())));
         let mut negotiation = Negotiation::new(TlsPolicy::None, &mut Vec::new());
         let (_, progress) = negotiation.handle(&exports(), &[0, 0, 0, 4], &mut Vec::new());
         assert_eq!(progress, Progress::Broken(Refused::Flags(4)));

@@ -97,6 +97,14 @@ pub enum Plan {
     Disconnect,
 }
 
+impl Plan {
+    /// Whether it changes what the export has.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Trim { .. } | Self::WriteZeroes { .. })
+    }
+}
+
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {

@@ -1,5 +1,6 @@
 //! A connection: what it receives, which requests it has, and what it answers.
 
+use std::fmt::Display;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -36,6 +37,9 @@ const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 /// How long the payload of a write may take, and a send. What they hold is missing elsewhere.
 const DATA_TIME: Duration = Duration::from_secs(60);
 
+/// How long the first request waits for what earlier connections have at the device.
+const ORDER_TIME: Duration = Duration::from_secs(60);
+
 /// How long what has come may take when the server ends.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
@@ -55,6 +59,8 @@ pub(super) struct Running {
     /// Bytes of the budget that its data hold.
     pub(super) held: usize,
     pub(super) step: Step,
+    /// Its age among the changes of the export, while it is one of them.
+    pub(super) age: Option<u64>,
 }
 
 /// How far a request is.
@@ -82,6 +88,17 @@ struct Incoming {
 pub(super) struct Owed {
     slot: u16,
     held: usize,
+}
+
+/// Whether the first request may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// It has not come.
+    Open,
+    /// It waits for what earlier connections have at the device.
+    Waits,
+    /// Nothing is in its way.
+    Settled,
 }
 
 enum Phase {
@@ -129,11 +146,13 @@ pub(super) struct Connection {
     spare: Option<Box<SendBatch>>,
     sends: Vec<Owed>,
     ending: Ending,
+    order: Order,
+    order_until: Option<Instant>,
     negotiate_until: Option<Instant>,
     receive_until: Option<Instant>,
     send_until: Option<Instant>,
     drain_until: Option<Instant>,
-    _place: Place,
+    place: Place,
 }
 
 impl Connection {
@@ -197,11 +216,13 @@ impl Connection {
             spare: Some(batch()),
             sends: Vec::with_capacity(depth),
             ending: Ending::Open,
+            order: Order::Open,
+            order_until: None,
             negotiate_until: None,
             receive_until: None,
             send_until: None,
             drain_until: None,
-            _place: place,
+            place,
         }
     }
 
@@ -231,7 +252,8 @@ impl Connection {
 
     /// Whether nothing of it is left.
     pub(super) fn is_gone(&self) -> bool {
-        self.is_closed() && self.in_flight == 0 && self.staging.is_some() && self.spare.is_some()
+        let is_idle = self.in_flight == 0 && self.order != Order::Waits;
+        self.is_closed() && is_idle && self.staging.is_some() && self.spare.is_some()
     }
 
     /// Gives all of its memory back to the budget.
@@ -247,7 +269,7 @@ impl Connection {
         buffers: RecvBuffers,
     ) {
         let mut count = result.unwrap_or_else(|error| {
-            tracing::debug!("an NBD connection has failed: {error}");
+            self.say_failed(&error);
             0
         });
         if let Some((buf, range)) = buffers.payload
@@ -272,6 +294,23 @@ impl Connection {
             }
         }
         self.process(cx, devices);
+    }
+
+    /// A client that has no key for TLS comes to its end here.
+    fn say_failed(&self, error: &io::Error) {
+        if self.is_closed() {
+            return;
+        }
+        let peer = self.place.peer();
+        match self.phase {
+            Phase::Serving(..) => tracing::info!(peer, "an NBD connection has failed: {error}"),
+            _ => self.say_refused(error),
+        }
+    }
+
+    fn say_refused(&self, why: &dyn Display) {
+        let peer = self.place.peer();
+        tracing::info!(event = "refused", peer, "refused an NBD client: {why}");
     }
 
     pub(super) fn handle_sent(
@@ -314,6 +353,10 @@ impl Connection {
             Phase::Securing(..) => return false,
             Phase::Serving(..) => {}
         }
+        if self.order != Order::Settled {
+            self.put_in_order(cx, devices);
+            return false;
+        }
         if self.incoming.is_some() {
             return self.fill(cx, devices);
         }
@@ -339,12 +382,37 @@ impl Connection {
         self.begin(cx, devices, request)
     }
 
+    /// Waits for what earlier connections have at the device, before the first request.
+    fn put_in_order(&mut self, cx: &mut Context<'_>, devices: &Devices) {
+        let Phase::Serving(agreed, _) = &self.phase else { return };
+        if self.order != Order::Open || self.staged.is_empty() {
+            return;
+        }
+        self.order = Order::Waits;
+        self.order_until = Some(cx.now + ORDER_TIME);
+        if !devices.peers.ask(agreed.export, self.index()) {
+            tracing::error!("an NBD connection was closed: a core is stuck");
+            self.close(cx);
+        }
+    }
+
+    /// Nothing is in the way of the first request any more.
+    pub(super) fn handle_settled(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
+        self.order = Order::Settled;
+        self.order_until = None;
+        self.process(cx, devices);
+    }
+
     /// The next whole request, if it has come.
     fn next_request(&mut self, cx: &mut Context<'_>) -> Option<Request> {
         let staging = self.staging.as_ref()?;
         let (header, _) = staging[self.staged.clone()].split_first_chunk::<REQUEST_LEN>()?;
         let Some(request) = Request::parse(header) else {
-            tracing::debug!("an NBD connection was closed: a request without the magic number");
+            let peer = self.place.peer();
+            tracing::info!(
+                peer,
+                "an NBD connection was closed: a request without the magic number"
+            );
             self.close(cx);
             return None;
         };
@@ -401,7 +469,7 @@ impl Connection {
             return false;
         }
         self.free.pop();
-        let running = Running { cookie: request.cookie, plan, held, step: Step::First };
+        let running = Running { cookie: request.cookie, plan, held, step: Step::First, age: None };
         self.running[usize::from(slot)] = Some(running);
         if let Plan::Write { len, .. } = plan {
             self.incoming = Some(Incoming { slot, buf: Some(take(cx, len)), filled: 0 });
@@ -426,7 +494,7 @@ impl Connection {
         self.staged.start += len;
         let plan = Plan::Cache;
         self.running[usize::from(slot)] =
-            Some(Running { cookie, plan, held: 0, step: Step::First });
+            Some(Running { cookie, plan, held: 0, step: Step::First, age: None });
         self.answer_plain(slot, result);
         true
     }
@@ -462,19 +530,30 @@ impl Connection {
         let (taken, progress) =
             negotiation.handle(exports, &staging[self.staged.clone()], &mut out);
         self.staged.start += taken;
-        match progress {
-            Progress::Goes => {}
-            Progress::StartsTls => self.begin_securing(),
+        let told = negotiation.take_told();
+        let refused = match progress {
+            Progress::Goes => told,
+            Progress::StartsTls => {
+                self.begin_securing();
+                told
+            }
             Progress::Begins(agreed) => {
                 let facts = exports.swap_remove(agreed.export);
                 self.phase = Phase::Serving(agreed, facts);
                 self.negotiate_until = None;
+                None
             }
-            Progress::Ends => self.ending = Ending::Drains,
-            Progress::Broken(refused) => {
-                tracing::debug!("an NBD connection was closed: {refused}");
+            Progress::Ends => {
                 self.ending = Ending::Drains;
+                told
             }
+            Progress::Broken(refused) => {
+                self.ending = Ending::Drains;
+                Some(refused)
+            }
+        };
+        if let Some(refused) = refused {
+            self.say_refused(&refused);
         }
         self.push_owned(&out);
         true
@@ -499,7 +578,7 @@ impl Connection {
         let left = self.staged.len();
         if left > 0 {
             let refused = Refused::PlainBehindStartTls(left);
-            tracing::debug!("an NBD connection was closed: {refused}");
+            self.say_refused(&refused);
             self.ending = Ending::Drains;
         } else if let Some((negotiation, exports)) = self.take_negotiation() {
             self.phase = Phase::Securing(negotiation, exports);
@@ -512,13 +591,17 @@ impl Connection {
         let Some(provider) = self.tls.take() else { return self.close(cx) };
         // Nothing is in flight: the answer has gone, and nothing was received since.
         let Some(socket) = cx.io.release(self.socket, (nowhere, nowhere)) else {
-            tracing::warn!("an NBD connection was closed: its socket is busy where TLS begins");
+            let peer = self.place.peer();
+            tracing::warn!(
+                peer,
+                "an NBD connection was closed: its socket is busy where TLS begins"
+            );
             return self.close(cx);
         };
         match provider.accepted(socket).and_then(|socket| cx.io.adopt(socket)) {
             Ok(socket) => self.socket = socket,
             Err(error) => {
-                tracing::debug!("an NBD connection was closed: TLS cannot begin: {error}");
+                self.say_refused(&format_args!("TLS cannot begin: {error}"));
                 // Its socket has gone with the error.
                 self.ending = Ending::Closed;
                 return;
@@ -591,6 +674,8 @@ impl Connection {
         let late = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         let what = if late(self.negotiate_until) {
             "the negotiation"
+        } else if late(self.order_until) {
+            "what earlier connections have at the device"
         } else if late(self.receive_until) {
             "the data of a write"
         } else if late(self.send_until) {
@@ -600,8 +685,11 @@ impl Connection {
         } else {
             return false;
         };
-        if self.ending != Ending::Closed {
-            tracing::debug!("an NBD connection was closed: {what} took too long");
+        let peer = self.place.peer();
+        if self.ending != Ending::Closed && late(self.order_until) {
+            tracing::warn!(peer, "an NBD connection was closed: {what} took too long");
+        } else if self.ending != Ending::Closed {
+            tracing::info!(peer, "an NBD connection was closed: {what} took too long");
         }
         self.close(cx);
         true
@@ -632,7 +720,8 @@ impl Connection {
         }
         // A client that negotiates reads what it is told before it asks more.
         let may_receive = has_sent || self.serving().is_some();
-        if self.ending == Ending::Open && may_receive && self.waiting.is_none() {
+        let waits = self.waiting.is_some() || self.order == Order::Waits;
+        if self.ending == Ending::Open && may_receive && !waits {
             self.receive(cx);
         }
     }

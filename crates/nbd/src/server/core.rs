@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::{Channel, Done, Op, Request};
@@ -12,6 +13,7 @@ use raceline_reactor::{
 use super::budget::Budget;
 use super::connection::Connection;
 use super::listen::Place;
+use super::order::{Changes, Hold, Peers};
 use super::{Export, ServerTls};
 
 /// The owner of operations on sockets.
@@ -34,6 +36,12 @@ pub(super) enum Message {
     Connection(Socket, Place),
     /// A connection whose client knows the first export, and does not negotiate.
     Agreed(Socket, Place),
+    /// All cores; the first message.
+    Peers(Peers),
+    /// Another connection to this export begins: drop this when what is at the device now is over.
+    Settle { export: usize, hold: Arc<Hold> },
+    /// A connection of this core need not wait for earlier ones any more.
+    Settled { connection: u32 },
     /// End.
     Stop,
 }
@@ -42,6 +50,9 @@ pub(super) enum Message {
 pub(super) struct Devices {
     pub(super) exports: Vec<Export>,
     channels: Vec<Box<dyn Channel>>,
+    /// What changes the exports and is at their devices.
+    pub(super) changes: Vec<Changes>,
+    pub(super) peers: Peers,
     done: Vec<Done>,
     pub(super) budget: Budget,
     zeroes: SharedBuf,
@@ -111,6 +122,8 @@ impl Core {
             channels.push(export.device.open_channel(cx, owner)?);
         }
         let devices = Devices {
+            changes: exports.iter().map(|_| Changes::new()).collect(),
+            peers: Peers::default(),
             exports,
             channels,
             done: Vec::new(),
@@ -135,11 +148,13 @@ impl Core {
         if self.stopping {
             return;
         }
-        let peer = socket.peer_address();
         let socket = match cx.io.adopt(socket) {
             Ok(socket) => socket,
             Err(error) => {
-                return tracing::debug!("an NBD connection of {peer} was closed: {error}");
+                return tracing::warn!(
+                    peer = place.peer(),
+                    "an NBD connection was closed: {error}"
+                );
             }
         };
         let index = self.free.pop().unwrap_or_else(|| {
@@ -204,6 +219,15 @@ impl Core {
         }
     }
 
+    /// Lets a connection begin, which is there until then.
+    fn let_begin(&mut self, cx: &mut Context<'_>, index: u32) {
+        let slot = self.slots.get_mut(index as usize);
+        if let Some(connection) = slot.and_then(|slot| slot.connection.as_mut()) {
+            connection.handle_settled(cx, &mut self.devices);
+            self.touched.push(index);
+        }
+    }
+
     fn look_for_late(&mut self, cx: &mut Context<'_>, now: Instant) {
         let mut some = false;
         for (index, slot) in (0_u32..).zip(&mut self.slots) {
@@ -251,6 +275,9 @@ impl Service for Core {
         match message {
             Message::Connection(socket, place) => self.accept(cx, socket, place, true),
             Message::Agreed(socket, place) => self.accept(cx, socket, place, false),
+            Message::Peers(peers) => self.devices.peers = peers,
+            Message::Settle { export, hold } => self.devices.changes[export].hold(hold),
+            Message::Settled { connection } => self.let_begin(cx, connection),
             Message::Stop => self.stop(cx),
         }
     }

@@ -46,6 +46,10 @@ impl Connection {
 
     fn ask(&mut self, cx: &mut Context<'_>, devices: &mut Devices, slot: u16, op: Op) {
         let Some((agreed, _)) = self.serving() else { return };
+        let Some(running) = self.running_mut(slot) else { return };
+        if running.plan.changes() && running.age.is_none() {
+            running.age = Some(devices.changes[agreed.export].begin());
+        }
         self.in_flight += 1;
         let request = Request { tag: tag(self.index(), slot), op };
         devices.submit(cx, agreed.export, request);
@@ -60,9 +64,22 @@ impl Connection {
         done: Done,
     ) {
         self.in_flight -= 1;
-        if self.is_closed() {
-            return;
+        let others = self.in_flight;
+        if !self.is_closed() {
+            self.go_on(cx, devices, slot, done);
         }
+        let is_over = self.in_flight == others;
+        let export = self.serving().map(|(agreed, _)| agreed.export);
+        if is_over
+            && let (Some(export), Some(running)) = (export, self.running_mut(slot))
+            && let Some(age) = running.age.take()
+        {
+            devices.changes[export].end(age);
+        }
+    }
+
+    /// Answers a request whose step is done, or asks the device for the next step.
+    fn go_on(&mut self, cx: &mut Context<'_>, devices: &mut Devices, slot: u16, done: Done) {
         let Some(running) = self.running_mut(slot) else { return };
         let (plan, step) = (running.plan, running.step);
         match (plan, step, done.result) {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use raceline_reactor::private_socket::{self, SocketFile};
+use raceline_reactor::socket::KeepAlive;
 use raceline_reactor::{Sender, Socket};
 use socket2::{Domain, Protocol, Type};
 
@@ -20,8 +21,18 @@ use super::core::Message;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
+/// Why there is no place for a client.
+pub(super) const TOO_MANY: &str = "the server has as many connections as it may have";
+
 /// How long accepting pauses when descriptors or memory have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// When a client that has been silent is asked whether it is still there.
+const KEEP_ALIVE: KeepAlive =
+    KeepAlive { idle: Duration::from_secs(30), interval: Duration::from_secs(10), probes: 3 };
+
+/// How long data may stay unacknowledged. A client that has vanished holds its place and its memory for that long.
+const ACK_TIME: Duration = Duration::from_secs(60);
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,23 +64,34 @@ pub(super) struct Places {
 
 /// The place of one connection, given back when dropped.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct Place {
+    used: Arc<AtomicUsize>,
+    peer: String,
+}
+
+impl Place {
+    /// Whose connection it is, for messages.
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
+    }
+}
 
 impl Places {
     pub(super) fn new(used: Arc<AtomicUsize>, most: usize) -> Self {
         Self { used, most }
     }
 
-    pub(super) fn take(&self) -> Option<Place> {
+    /// Room for a connection of this peer.
+    pub(super) fn take(&self, peer: String) -> Option<Place> {
         let more = |used: usize| (used < self.most).then_some(used + 1);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place(Arc::clone(&self.used)))
+        Some(Place { used: Arc::clone(&self.used), peer })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.used.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -105,8 +127,8 @@ impl Acceptor {
         let stopping = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("nbd-accept".to_owned()).spawn({
             let (listener, stopping) = (Arc::clone(&listener), Arc::clone(&stopping));
-            let is_tcp = matches!(listening, Endpoint::Tcp(_));
-            move || accept_all(&listener, is_tcp, &stopping, &cores, &places)
+            let listening = listening.clone();
+            move || accept_all(&listener, &listening, &stopping, &cores, &places)
         });
         let thread = thread.map_err(|error| {
             if let Some(file) = &file {
@@ -152,7 +174,7 @@ fn listen_tcp(address: SocketAddr) -> io::Result<(socket2::Socket, Listening)> {
 
 fn accept_all(
     listener: &socket2::Socket,
-    is_tcp: bool,
+    listening: &Listening,
     stopping: &AtomicBool,
     cores: &[Sender<Message>],
     places: &Places,
@@ -163,8 +185,8 @@ fn accept_all(
         if stopping.load(Ordering::Acquire) {
             return;
         }
-        let socket = match accepted {
-            Ok((socket, _)) => OwnedFd::from(socket),
+        let (socket, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
                 tracing::warn!("accepting NBD connections pauses: {error}");
@@ -172,16 +194,39 @@ fn accept_all(
                 continue;
             }
         };
-        let Some(place) = places.take() else {
-            tracing::debug!("an NBD connection more than {} was closed", places.most);
+        let peer = match address.as_socket() {
+            Some(address) => address.to_string(),
+            // Clients of a socket in the file system have no names.
+            None => listening.to_string(),
+        };
+        let Some(place) = places.take(peer.clone()) else {
+            let max = places.most;
+            tracing::warn!(event = "refused", peer, max, "refused an NBD client: {TOO_MANY}");
             continue;
         };
-        let socket = if is_tcp { Socket::from_fd(socket) } else { Socket::from_unix(socket) };
-        let (Ok(socket), Some(core)) = (socket, cores.next()) else { continue };
+        let socket = match take_over(socket.into(), listening) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::debug!(peer, "an NBD client was gone before it was served: {error}");
+                continue;
+            }
+        };
+        let Some(core) = cores.next() else { continue };
         if core.send(Message::Connection(socket, place)).is_err() {
             tracing::error!("an NBD connection was closed: its core has ended");
         }
     }
+}
+
+/// Takes over a connection. The kernel ends one of TCP when its client has vanished.
+fn take_over(socket: OwnedFd, listening: &Listening) -> io::Result<Socket> {
+    if matches!(listening, Endpoint::Unix(_)) {
+        return Socket::from_unix(socket);
+    }
+    let socket = Socket::from_fd(socket)?;
+    socket.set_keep_alive(KEEP_ALIVE)?;
+    socket.set_user_timeout(ACK_TIME)?;
+    Ok(socket)
 }
 
 /// Whether it is the error of a connection that has gone before it was accepted.
@@ -192,4 +237,29 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use socket2::SockRef;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_ends_connections_whose_client_has_vanished() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let _client = TcpStream::connect(address).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let same = accepted.try_clone().unwrap();
+        let _socket = take_over(accepted.into(), &Endpoint::Tcp(address)).unwrap();
+        let same = SockRef::from(&same);
+        assert!(same.keepalive().unwrap());
+        assert_eq!(same.tcp_keepalive_time().unwrap(), Duration::from_secs(30));
+        assert_eq!(same.tcp_keepalive_interval().unwrap(), Duration::from_secs(10));
+        assert_eq!(same.tcp_keepalive_retries().unwrap(), 3);
+        assert_eq!(same.tcp_user_timeout().unwrap(), Some(Duration::from_secs(60)));
+    }
 }

@@ -44,6 +44,11 @@ impl Bed {
         self.dir.path().join("nbd.sock")
     }
 
+    /// The first place where it listens.
+    pub(crate) fn listening(&self) -> Endpoint {
+        self.server.as_ref().unwrap().listening().remove(0)
+    }
+
     /// A file in its folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

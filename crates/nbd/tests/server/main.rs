@@ -4,6 +4,8 @@
 
 mod client;
 mod hostile;
+mod order;
+mod refusals;
 mod tls;
 
 use client::{Bed, Client};

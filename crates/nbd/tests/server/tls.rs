@@ -12,6 +12,7 @@ use raceline_tls::{ClientPsk, DATA_MAX, Handshake, Opened, PskTable, Session, Tl
 
 use crate::client::{Bed, go, option, request};
 use crate::pattern;
+use crate::refusals::{expect_logged, keep_log};
 
 const FLAGS: [u8; 4] = [0, 0, 0, 3];
 const STARTTLS: u32 = 5;
@@ -28,6 +29,7 @@ fn offer(key: &TlsKey) -> ClientPsk {
 }
 
 fn serve(key: &TlsKey, required: bool, backend: Backend) -> Bed {
+    keep_log();
     let table = PskTable::new();
     let (client, disk) = names();
     table.insert(key, &client, &disk).unwrap();
@@ -145,6 +147,8 @@ fn who_does_not_begin_tls_gets_nothing_where_it_is_required() {
     for (kind, data) in [(3, b"".as_slice()), (8, b""), (7, &go()[16..]), (6, &go()[16..])] {
         assert_eq!(ask(&mut plain, kind, data).unwrap(), TLS_REQD);
     }
+    let peer = bed.path().display().to_string();
+    expect_logged(&peer, "without TLS, which is required");
     // It may still change its mind.
     let mut client = Secure::begin(plain, &offer(&key)).unwrap();
     client.send(&go());
@@ -168,6 +172,7 @@ fn who_has_no_key_or_talks_around_tls_is_sent_away_and_disturbs_nobody() {
     while good.reply() != ACK {}
     let other = TlsKey::generate(Hash::Sha256).unwrap();
     assert!(Secure::begin(greeted(&bed), &offer(&other)).is_err());
+    expect_logged(&bed.path().display().to_string(), "refused an NBD client");
     // What somebody has put behind STARTTLS never counts as what TLS carries.
     let mut injected = greeted(&bed);
     injected.write_all(&[option(STARTTLS, b""), go()].concat()).unwrap();

@@ -84,17 +84,32 @@ impl Registry {
     /// Notes down that this process serves a disk.
     pub(super) fn add(&self, entry: &Entry) -> Result<Noted, Failure> {
         let path = self.dir.join(format!("disk-{}.json", entry.pid));
-        let failed = |error: io::Error| {
+        let file = self.put(&path, entry).map_err(|error| {
             Failure::runtime(format!("cannot note the disk down in {}: {error}", path.display()))
-        };
-        let text = serde_json::to_string(entry).map_err(Failure::runtime)?;
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
-        let mut file = file.map_err(failed)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|error| failed(error.into()))?;
-        file.write_all(text.as_bytes()).map_err(failed)?;
+        })?;
         Ok(Noted { path, _lock: file })
+    }
+
+    fn put(&self, path: &Path, entry: &Entry) -> io::Result<File> {
+        let text = serde_json::to_string(entry)?;
+        let _turn = self.take_turn()?;
+        // It is of a process of the same number that was killed.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        file.write_all(text.as_bytes())?;
+        Ok(file)
+    }
+
+    /// Keeps others from putting files in the folder, and from removing those without a lock, until it is dropped: a
+    /// file that is made has no lock at first.
+    fn take_turn(&self) -> io::Result<File> {
+        let dir = File::open(&self.dir)?;
+        flock(&dir, FlockOperation::LockExclusive)?;
+        Ok(dir)
     }
 
     /// The disks that run. Files of processes that were killed are removed.
@@ -103,6 +118,7 @@ impl Registry {
             Failure::runtime(format!("cannot read {}: {error}", self.dir.display()))
         };
         let mut entries = Vec::new();
+        let _turn = self.take_turn().map_err(failed)?;
         for found in fs::read_dir(&self.dir).map_err(failed)? {
             let path = found.map_err(failed)?.path();
             let is_entry = path.file_name().is_some_and(|name| {
@@ -164,7 +180,38 @@ fn is_free(file: &File) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[test]
+    fn a_disk_that_is_noted_down_while_others_look_is_found() {
+        const ROUNDS: usize = 5000;
+        let dir = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let entry = Entry { pid: 7, kind: "nbd".into(), nqn: None, places: Vec::new() };
+        let is_over = AtomicBool::new(false);
+        let lost = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    registry.running().unwrap();
+                }
+            });
+            let is_lost = |_: &usize| match registry.add(&entry) {
+                Ok(noted) => !noted.path.exists(),
+                Err(_) => true,
+            };
+            let lost = (0..ROUNDS).filter(is_lost).count();
+            is_over.store(true, Ordering::Relaxed);
+            lost
+        });
+        assert_eq!(lost, 0, "of {ROUNDS}");
+        // What a killed process of the same number has left is no hindrance.
+        fs::write(registry.dir().join("disk-7.json"), "left").unwrap();
+        let _noted = registry.add(&entry).unwrap();
+        assert_eq!(registry.running().unwrap(), [entry]);
+    }
 
     #[test]
     fn what_runs_is_listed_and_what_is_gone_is_forgotten() {

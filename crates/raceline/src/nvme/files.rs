@@ -19,6 +19,7 @@ use crate::cli::nvme::DeviceArgs;
 use crate::failure::{Failure, one_line};
 use crate::remote::{self, Secrets};
 use crate::shell;
+use crate::table::printable;
 
 /// The file of connections of libnvme.
 pub(crate) const CONFIG: &str = "/etc/nvme/config.json";
@@ -112,18 +113,14 @@ pub(crate) fn discovery_controllers(path: &Path) -> Result<Vec<Connection>, Fail
 
 /// Those of the files that nvme-cli reads.
 pub(crate) fn known_discovery_controllers() -> Result<Vec<Connection>, Failure> {
-    let [json, lines] = [CONFIG, DISCOVERY].map(Path::new);
-    let mut found = Vec::new();
-    if json.exists() {
-        found.extend(config(json)?.into_iter().filter(|it| it.is_discovery));
-    }
-    if lines.exists() {
-        found.extend(discovery(lines)?);
-    }
+    known_discovery_controllers_at([CONFIG, DISCOVERY].map(Path::new))
+}
+
+fn known_discovery_controllers_at(places: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
+    let mut found = known(places)?;
+    found.retain(|it| it.is_discovery);
     if found.is_empty() {
-        return Err(Failure::usage(format!(
-            "say where to ask: -a ADDRESS, --config FILE, --mdns, or a line in {DISCOVERY} such as: -t tcp -a 192.0.2.1"
-        )));
+        return Err(nothing_known(places, "a discovery controller", ", --config FILE, --mdns"));
     }
     Ok(found)
 }
@@ -140,22 +137,52 @@ pub(crate) fn connections(path: &Path) -> Result<Vec<Connection>, Failure> {
 
 /// Those of the files that nvme-cli reads.
 pub(crate) fn known_connections() -> Result<Vec<Connection>, Failure> {
-    let mut found = Vec::new();
-    for path in [CONFIG, DISCOVERY].map(Path::new) {
-        if path.exists() {
-            found.extend(connections(path)?);
-        }
-    }
+    known_connections_at([CONFIG, DISCOVERY].map(Path::new))
+}
+
+fn known_connections_at(places: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
+    let found = known(places)?;
     if found.is_empty() {
-        return Err(Failure::usage(format!(
-            "say where to ask: -a ADDRESS, --config FILE, or a line in {DISCOVERY} such as: -t tcp -a 192.0.2.1"
-        )));
+        let what = "a discovery controller or a subsystem";
+        return Err(nothing_known(places, what, ", --config FILE"));
     }
     Ok(found)
 }
 
+/// All connections of a `config.json` and of a `discovery.conf`. A file without entries is like none: packages of
+/// nvme-cli bring one that has only comments.
+fn known([json, lines]: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
+    let mut found = Vec::new();
+    if json.exists() && !matches!(read(json)?.trim(), "" | "{}") {
+        found.extend(config(json)?);
+    }
+    if lines.exists() {
+        found.extend(entries(lines)?);
+    }
+    Ok(found)
+}
+
+/// What to say where neither file has what is looked for.
+fn nothing_known([json, lines]: [&Path; 2], what: &str, options: &str) -> Failure {
+    let (json, lines) = (json.display(), lines.display());
+    Failure::usage(format!(
+        "neither {json} nor {lines} names {what}: say where to ask with -a ADDRESS{options}, or write a line such as \
+         `-t tcp -a 192.0.2.1 -s {DISCOVERY_PORT}` into {lines}"
+    ))
+}
+
 /// The discovery controllers of a `discovery.conf`.
-pub(crate) fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
+fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
+    let found = entries(path)?;
+    if found.is_empty() {
+        let text = "no line names a discovery controller, such as: -t tcp -a 192.0.2.1 -s 8009";
+        return Err(Failure::usage(format!("{}: {text}", path.display())));
+    }
+    Ok(found)
+}
+
+/// The discovery controllers of a `discovery.conf`, which may be none. Lines of other transports are passed over.
+fn entries(path: &Path) -> Result<Vec<Connection>, Failure> {
     let text = read(path)?;
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -166,15 +193,43 @@ pub(crate) fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
         let place = format!("{}:{}", path.display(), number + 1);
         let words = shlex::split(line)
             .ok_or_else(|| Failure::usage(format!("{place}: a quote is not closed")))?;
-        let mut connection = connection(&place, words.into_iter().map(Zeroizing::new).collect())?;
+        let words: Vec<_> = words.into_iter().map(Zeroizing::new).collect();
+        if let Some(transport) = transport_of(&words).filter(|it| is_other(it)) {
+            pass_over(&place, transport);
+            continue;
+        }
+        let mut connection = connection(&place, words)?;
         connection.is_discovery = true;
         found.push(connection);
     }
-    if found.is_empty() {
-        let text = "no line names a discovery controller, such as: -t tcp -a 192.0.2.1 -s 8009";
-        return Err(Failure::usage(format!("{}: {text}", path.display())));
-    }
     Ok(found)
+}
+
+/// The transport that a line names. The parser of lines knows only those that can be used.
+fn transport_of(words: &[Zeroizing<String>]) -> Option<&str> {
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if matches!(word.as_str(), "-t" | "--transport") {
+            return words.next().map(|value| value.as_str());
+        }
+        let value = word.strip_prefix("--transport=").or_else(|| word.strip_prefix("-t"));
+        if let Some(value) = value {
+            return Some(value.trim_start_matches('='));
+        }
+    }
+    None
+}
+
+/// Whether nvme-cli knows the transport, and Raceline does not. Any other word is an error of its line.
+fn is_other(transport: &str) -> bool {
+    matches!(transport.to_ascii_lowercase().as_str(), "fc" | "loop" | "pcie")
+}
+
+fn pass_over(place: &str, transport: &str) {
+    let transport = printable(transport);
+    shell::note(&format!(
+        "{place} is passed over: its transport is {transport}, and not tcp or rdma"
+    ));
 }
 
 /// The connection of a line. Secrets may stand in the line, as nvme-cli takes them.
@@ -361,11 +416,7 @@ impl ConfigReader<'_> {
         let transport =
             self.text(&port["transport"], &format!("{place}.transport"))?.unwrap_or("tcp");
         if !matches!(transport, "tcp" | "rdma") {
-            let text = format!(
-                "{}: {place} is passed over: its transport is {transport}, and not tcp or rdma",
-                self.path.display()
-            );
-            shell::note(&text);
+            pass_over(&format!("{}: {place}", self.path.display()), transport);
             return Ok(());
         }
         let mut words = vec!["-n".to_owned(), nqn.to_owned()];
@@ -453,4 +504,84 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
         return Err(Failure::usage(format!("{shown}: more than 4 MiB are no file of connections")));
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file of nvme-cli's package in Debian, shortened.
+    const COMMENTS: &str = "# Used for extracting default parameters for discovery\n#\n# Example:\n# --transport=<trtype> --traddr=<traddr>\n";
+    const SUBSYSTEM: &str =
+        r#"[{"subsystems": [{"nqn": "nqn.x", "ports": [{"traddr": "192.0.2.7"}]}]}]"#;
+
+    /// What is found where the default files have these texts: discovery controllers, and all.
+    fn found(json: Option<&str>, lines: Option<&str>) -> [Result<Vec<String>, String>; 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let places = ["config.json", "discovery.conf"].map(|name| dir.path().join(name));
+        for (place, text) in places.iter().zip([json, lines]) {
+            if let Some(text) = text {
+                std::fs::write(place, text).unwrap();
+            }
+        }
+        let places = places.each_ref().map(|place| place.as_path());
+        [known_discovery_controllers_at(places), known_connections_at(places)].map(|found| {
+            let shown = |found: Vec<Connection>| found.iter().map(Connection::shown).collect();
+            found.map(shown).map_err(|failure| failure.message)
+        })
+    }
+
+    #[test]
+    fn a_default_file_without_entries_is_like_none() {
+        let subsystem = vec!["192.0.2.7:4420".to_owned()];
+        let [controllers, all] = found(Some(SUBSYSTEM), Some(COMMENTS));
+        assert!(controllers.unwrap_err().contains("names a discovery controller: say where"));
+        assert_eq!(all.unwrap(), subsystem);
+        let service = vec!["192.0.2.1:8009".to_owned()];
+        for json in [None, Some(""), Some("\n"), Some("[]\n"), Some("{}"), Some("{\"hosts\": []}")]
+        {
+            let [controllers, all] = found(json, Some("-t tcp -a 192.0.2.1\n"));
+            assert_eq!((controllers.unwrap(), all.unwrap()), (service.clone(), service.clone()));
+            for lines in [None, Some(""), Some(COMMENTS)] {
+                for nothing in found(json, lines) {
+                    let text = nothing.unwrap_err();
+                    for part in
+                        ["/config.json nor ", "/discovery.conf names a", "-a ADDRESS", "`-t tcp"]
+                    {
+                        assert!(text.contains(part), "{text}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_default_file_that_is_wrong_is_refused() {
+        for (json, lines, says) in [
+            ("[{", COMMENTS, "ends too early"),
+            ("7", COMMENTS, "a list of hosts"),
+            (SUBSYSTEM, "-t tcp -a", "discovery.conf:1: "),
+            (SUBSYSTEM, "-t tpc -a 192.0.2.1", "no transport of nvme-cli"),
+            (SUBSYSTEM, "-a 192.0.2.1\n-t fc -a 'x", "discovery.conf:2: a quote"),
+        ] {
+            for failed in found(Some(json), Some(lines)) {
+                let text = failed.unwrap_err();
+                assert!(text.contains(says), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn lines_of_other_transports_are_passed_over() {
+        let service = vec!["192.0.2.1:8009".to_owned()];
+        for other in
+            ["-t fc", "-tfc", "-t=FC", "--transport fc", "--transport=fc", "-q nqn.t -t loop"]
+        {
+            let lines = format!("{other} -a nn-0x1:pn-0x2 -w nn-0x3:pn-0x4\n-a 192.0.2.1 -t tcp\n");
+            let [controllers, all] = found(None, Some(&lines));
+            assert_eq!((controllers.unwrap(), all.unwrap()), (service.clone(), service.clone()));
+        }
+        let [controllers, _] = found(None, Some("-t fc -a x"));
+        assert!(controllers.unwrap_err().contains("names a discovery controller"));
+    }
 }

@@ -351,9 +351,16 @@ fn connections_come_from_the_files_of_nvme_cli() {
     )
     .unwrap();
     assert!(daemon.ok(&["discover", "--config", &lines]).contains(NQN));
+    std::fs::write(&lines, format!("-t fc -a nn-0x1:pn-0x2\n-t tcp -a 127.0.0.1 -s {port}\n"))
+        .unwrap();
+    let output = daemon.output(&["discover", "--config", &lines]);
+    let (text, remark) = (String::from_utf8(output.stdout), String::from_utf8(output.stderr));
+    assert!(text.unwrap().contains(NQN));
+    let remark = remark.unwrap();
+    assert!(remark.contains("discovery.conf:1 is passed over: its transport is fc"), "{remark}");
     for (text, says) in [
         ("-t tcp -a", "discovery.conf:1: "),
-        ("-t fc -a 127.0.0.1", "discovery.conf:1: "),
+        ("-t fc -a 127.0.0.1", "no line names"),
         ("-a 'x", "a quote is not closed"),
         ("\n# nothing\n", "no line names"),
         ("-a 127.0.0.1 --dhchap-secret=DHHC-1:00:c2VjcmV0:", "--dhchap-secret"),

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockRef, Type};
+use socket2::{Domain, Protocol, SockRef, TcpKeepalive, Type};
 
 use crate::io::Outcome;
 use crate::io::socket_option::{self, BusyPoll};
@@ -30,6 +30,17 @@ pub struct BufferSizes {
     pub send: Option<usize>,
     /// SO_RCVBUF in bytes.
     pub receive: Option<usize>,
+}
+
+/// When the kernel asks a peer that has been silent whether it is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// How long a peer may be silent before it is asked (TCP_KEEPIDLE), in whole seconds.
+    pub idle: Duration,
+    /// How long it waits before it asks again (TCP_KEEPINTVL), in whole seconds.
+    pub interval: Duration,
+    /// How many questions without an answer end the connection (TCP_KEEPCNT).
+    pub probes: u32,
 }
 
 /// What a socket of the kernel is told before it listens.
@@ -233,6 +244,18 @@ impl Socket {
         // The kernel takes a number of milliseconds that is not negative as an int.
         let time = time.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
         SockRef::from(&fd).set_tcp_user_timeout(Some(time))
+    }
+
+    /// Has the kernel end the connection of a peer that has vanished (SO_KEEPALIVE); does nothing where no
+    /// socket of the kernel carries the bytes.
+    ///
+    /// # Errors
+    /// The error of setsockopt(2).
+    pub fn set_keep_alive(&self, keep_alive: KeepAlive) -> io::Result<()> {
+        let Some(fd) = self.kernel_socket() else { return Ok(()) };
+        let KeepAlive { idle, interval, probes } = keep_alive;
+        let times = TcpKeepalive::new().with_time(idle).with_interval(interval);
+        SockRef::from(&fd).set_tcp_keepalive(&times.with_retries(probes))
     }
 
     /// Has the kernel acknowledge what is received at once (TCP_QUICKACK), until it sees that requests and
@@ -503,6 +526,21 @@ mod tests {
         let fd = socket.kernel_socket().unwrap();
         let time = SockRef::from(&fd).tcp_user_timeout().unwrap();
         assert_eq!(time, Some(Duration::from_millis(1024)));
+    }
+
+    #[test]
+    fn peers_that_are_silent_are_asked() {
+        let options = ListenOptions::default();
+        let (_listener, address) = listen("127.0.0.1:0".parse().unwrap(), options).unwrap();
+        let socket = Socket::from_fd(TcpStream::connect(address).unwrap().into()).unwrap();
+        let [idle, interval] = [17, 5].map(Duration::from_secs);
+        socket.set_keep_alive(KeepAlive { idle, interval, probes: 4 }).unwrap();
+        let fd = socket.kernel_socket().unwrap();
+        let socket = SockRef::from(&fd);
+        assert!(socket.keepalive().unwrap());
+        let times =
+            (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!((times, socket.tcp_keepalive_retries().unwrap()), ((idle, interval), 4));
     }
 
     #[test]
