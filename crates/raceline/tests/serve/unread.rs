@@ -52,12 +52,8 @@ fn a_daemon_on_a_terminal_that_is_stuck_serves_all_the_same() {
 fn a_daemon_that_fails_ends_though_nobody_reads_why() {
     let scratch = Scratch::new();
     let (mut messages, pipe) = pipe(&scratch);
-    loop {
-        match messages.write(&[b'x'; 4096]) {
-            Ok(_) => {}
-            Err(error) => break assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
-    }
+    let full = std::iter::repeat_with(|| messages.write_all(&[b'x'; 4096])).find_map(Result::err);
+    assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let to_pipe = format!("exec \"$0\" \"$@\" 2> '{pipe}'");
