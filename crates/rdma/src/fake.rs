@@ -148,6 +148,12 @@ impl Network {
         self.0.lock().misuses.clone()
     }
 
+    /// Times that a message has found no receive, those that were sent again included.
+    #[must_use]
+    pub fn waits(&self) -> u64 {
+        self.0.lock().waits
+    }
+
     /// Registrations and connections that are left.
     #[must_use]
     pub fn leftovers(&self) -> (usize, usize) {

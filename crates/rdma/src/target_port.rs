@@ -31,7 +31,7 @@ pub struct PortConfig {
     /// Capsules of I/O queues.
     pub io: CapsuleLimits,
     /// Receives that all queues share, at most; 0: each queue has its own. So has a queue for which they do not suffice,
-    /// and every queue where the device shares none.
+    /// and every queue where the device shares none or is iWARP.
     pub shared_receives: u32,
     /// Connections at a time, those that are ending included.
     pub connections: usize,

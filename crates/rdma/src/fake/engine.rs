@@ -317,6 +317,7 @@ impl State {
             _ => &mut self.pairs[peer].receives,
         };
         let Some(receive) = receives.pop_front() else {
+            self.waits += 1;
             return if self.is_iwarp() {
                 Outcome::BothFailed(WorkStatus::REM_ABORT_ERR)
             } else {

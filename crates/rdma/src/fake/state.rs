@@ -215,6 +215,8 @@ pub(super) struct State {
     pub(super) nodes: Vec<Node>,
     pub(super) pairs: Vec<Pair>,
     pub(super) misuses: Vec<String>,
+    /// Times that a message has found no receive.
+    pub(super) waits: u64,
     /// Steps of later times, and those that are to be done at once, in order.
     later: BinaryHeap<Reverse<Timed>>,
     at_once: VecDeque<Step>,
@@ -231,6 +233,7 @@ impl State {
             nodes: Vec::new(),
             pairs: Vec::new(),
             misuses: Vec::new(),
+            waits: 0,
             later: BinaryHeap::new(),
             at_once: VecDeque::new(),
             count: 0,

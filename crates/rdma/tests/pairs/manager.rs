@@ -191,9 +191,10 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
 
 #[test]
 fn queues_beyond_the_shared_receives_have_their_own() {
-    // Of queues with 16 entries, two take shared receives; iWARP ends a connection that finds none.
-    for shared_receives in [0, 40] {
-        let config = NetworkConfig { profile: Profile::Iwarp, ..NetworkConfig::default() };
+    // Of queues with 16 entries, two take shared receives on RoCE, and none on iWARP.
+    let cases = [(Profile::Roce, 0), (Profile::Roce, 40), (Profile::Iwarp, 40)];
+    for (profile, shared_receives) in cases {
+        let config = NetworkConfig { profile, ..NetworkConfig::default() };
         let port = PortConfig { shared_receives, ..port_config() };
         let mut pair = Pair::new(config, port);
         // Each round begins with other queues, and no receive gets lost.
@@ -210,6 +211,7 @@ fn queues_beyond_the_shared_receives_have_their_own() {
             pair.host.losses.clear();
         }
         assert!(pair.host.completed > 1000, "{}", pair.host.completed);
+        assert_eq!(pair.network.waits(), 0, "{profile:?}: each message has found a receive");
         pair.end();
     }
 }
