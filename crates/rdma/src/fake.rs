@@ -23,10 +23,10 @@ use std::time::Duration;
 use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
-    ProviderError, RecvWork, Region, SendWork,
+    ProviderError, RecvWork, Region, SendWork, Slice,
 };
 use crate::waiting::WaitingDevice;
-use state::{Node, State};
+use state::{Node, State, index};
 
 /// What kind of devices the network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +209,13 @@ impl FakeDevice {
     /// Ends a key of [`Self::bind`] from this end.
     pub fn unbind(&mut self, key: u32) {
         self.network.lock().nodes[self.node].memory.unbind(key);
+    }
+
+    /// Where the data of the peer's RDMA READs went, the last one first: the requests of iWARP say it (RFC 5040, 4.4).
+    #[must_use]
+    pub fn sinks(&self, connection: ConnectionId) -> Vec<Slice> {
+        let state = self.network.lock();
+        state.pairs[index(connection)].sinks.iter().copied().collect()
     }
 
     /// Posts a request as it is, of a user that does not keep to rules.

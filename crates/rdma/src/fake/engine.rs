@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use raceline_proto::rdma::WorkStatus;
 
 use super::gone;
-use super::state::{Pair, PairState, Phase, Posted, Progress, Shared, State, Step, id, index};
+use super::state::{
+    Pair, PairState, Phase, Posted, Progress, SINKS, Shared, State, Step, id, index,
+};
 use crate::verbs::{
     Completion, ConnectionId, Operation, PostError, ProviderError, RecvWork, SendWork, Slice,
 };
@@ -277,6 +279,11 @@ impl State {
                 let peer_node = self.pairs[peer].node;
                 if self.nodes[peer_node].memory.remote(key, remote, len, false).is_none() {
                     return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
+                }
+                if self.is_iwarp() {
+                    let sinks = &mut self.pairs[peer].sinks;
+                    sinks.truncate(SINKS - 1);
+                    sinks.push_front(work.local);
                 }
                 // The bytes are those at the time of the answer.
                 self.pairs[at].reads += 1;

@@ -10,7 +10,10 @@ use raceline_proto::rdma::WorkStatus;
 use super::memory::Memory;
 use super::random::Random;
 use super::{NetworkConfig, Profile};
-use crate::verbs::{Completion, ConnectionId, Event, PairConfig, RecvWork, SendWork};
+use crate::verbs::{Completion, ConnectionId, Event, PairConfig, RecvWork, SendWork, Slice};
+
+/// Sinks of RDMA READs that a connection remembers.
+pub(super) const SINKS: usize = 32;
 
 /// A step of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,6 +172,8 @@ pub(super) struct Pair {
     pub(super) receives_taken: u32,
     pub(super) reads: u8,
     pub(super) max_reads: u8,
+    /// Where the data of the peer's last RDMA READs went, as iWARP's requests say it.
+    pub(super) sinks: VecDeque<Slice>,
     pub(super) engine_is_due: bool,
     pub(super) flush_is_due: bool,
 }
@@ -194,6 +199,7 @@ impl Pair {
             receives_taken: 0,
             reads: 0,
             max_reads: 0,
+            sinks: VecDeque::new(),
             engine_is_due: false,
             flush_is_due: false,
         }

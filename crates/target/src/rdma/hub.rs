@@ -51,7 +51,7 @@ pub(super) struct Hub {
 
 impl Hub {
     pub(super) fn new(device: Device, config: &RdmaConfig) -> Self {
-        // iWARP's RDMA READs write as if they came from the peer.
+        // iWARP's RDMA READs write as if they came from the peer, and tell it the buffer's key (RFC 5040, 4.4).
         let open = Access { remote_write: true, ..Access::LOCAL };
         let fetched = if device.capabilities().is_iwarp { open } else { Access::LOCAL };
         let half = config.buffer_bytes / 2;

@@ -24,12 +24,12 @@ pub(super) struct Works {
 
 impl Works {
     pub(super) fn give_fetched(&mut self, region: Region) {
-        self.fetched.give(region);
+        self.fetched.give(self.port.provider(), region);
         self.released = true;
     }
 
     pub(super) fn give_given(&mut self, region: Region) {
-        self.given.give(region);
+        self.given.give(self.port.provider(), region);
         self.released = true;
     }
 }

@@ -19,25 +19,25 @@ use super::{DATA, blocks, nobody_is_left, write_and_read};
 use crate::common::{RawHost, Wants, block_sqe, config, eventually, nqn, pattern, status};
 
 /// A target, and a host that keeps the rules.
-struct Scene {
-    fabric: Fabric,
-    target: Target,
-    tcp: SocketAddr,
-    rdma: SocketAddr,
-    good: Host,
-    queue: ConnectionId,
-    profile: Profile,
+pub(super) struct Scene {
+    pub(super) fabric: Fabric,
+    pub(super) target: Target,
+    pub(super) tcp: SocketAddr,
+    pub(super) rdma: SocketAddr,
+    pub(super) good: Host,
+    pub(super) queue: ConnectionId,
+    pub(super) profile: Profile,
 }
 
 impl Scene {
     /// One with each kind of devices, whose steps take up to so long.
-    fn of_each_profile(delay: Duration) -> impl Iterator<Item = Self> {
+    pub(super) fn of_each_profile(delay: Duration) -> impl Iterator<Item = Self> {
         let scene =
             move |profile| Self::new(NetworkConfig { profile, delay, ..NetworkConfig::default() });
         [Profile::Roce, Profile::Iwarp].into_iter().map(scene)
     }
 
-    fn new(network: NetworkConfig) -> Self {
+    pub(super) fn new(network: NetworkConfig) -> Self {
         let fabric = Fabric::new(network);
         let (target, tcp, rdma) = fabric.target(TargetConfig { ..config(1) });
         let mut good = Host::new(&fabric, rdma);
@@ -47,13 +47,13 @@ impl Scene {
     }
 
     /// The host that keeps the rules has noticed nothing.
-    fn goes_on(&mut self) {
+    pub(super) fn goes_on(&mut self) {
         assert_eq!(self.good.losses, []);
         write_and_read(&mut self.good, self.queue, 64, 4096);
         write_and_read(&mut self.good, self.queue, 128, 128 << 10);
     }
 
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         self.goes_on();
         eventually("only the good host is left", || self.target.stats().controllers == 1);
         self.target.shutdown().unwrap();
