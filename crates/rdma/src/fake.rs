@@ -160,6 +160,14 @@ impl Network {
         self.0.lock().leftovers()
     }
 
+    /// The registered memory of the device that listens at an address, and what is in it.
+    #[must_use]
+    pub fn memory_of(&self, address: SocketAddr) -> Vec<(Region, Vec<u8>)> {
+        let state = self.0.lock();
+        let listens = |node: &&Node| !node.is_removed && node.listeners.contains(&address);
+        state.nodes.iter().find(listens).map_or(Vec::new(), |node| node.memory.all())
+    }
+
     /// Nothing goes wrong by itself from now on.
     pub fn stop_faults(&self) {
         self.0.lock().config.faults = Faults::default();

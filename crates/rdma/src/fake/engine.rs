@@ -272,13 +272,13 @@ impl State {
                 if sink.is_none() || self.is_iwarp() && !sink_is_open {
                     return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
                 }
-                if self.pairs[at].reads >= self.pairs[at].max_reads {
-                    self.misuse("more RDMA READs are under way than were agreed");
-                    return Outcome::BothFailed(WorkStatus::REM_INV_REQ_ERR);
-                }
                 let peer_node = self.pairs[peer].node;
                 if self.nodes[peer_node].memory.remote(key, remote, len, false).is_none() {
                     return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
+                }
+                if self.pairs[at].reads >= self.pairs[at].max_reads {
+                    self.misuse("more RDMA READs are under way than were agreed");
+                    return Outcome::BothFailed(WorkStatus::REM_INV_REQ_ERR);
                 }
                 if self.is_iwarp() {
                     let sinks = &mut self.pairs[peer].sinks;

@@ -1,16 +1,20 @@
 //! Hosts that reach for memory of the target: no byte of it changes, their own queues end, and others go on.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use raceline_proto::nvme::opcode::io;
+use raceline_proto::nvme::Sqe;
+use raceline_proto::nvme::opcode::{admin, io};
+use raceline_proto::rdma::WorkStatus;
 use raceline_rdma::HostTransfer;
-use raceline_rdma::fake::{NetworkConfig, Profile};
-use raceline_rdma::verbs::{Operation, SendWork};
+use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
+use raceline_rdma::verbs::{Access, Event, Operation, Provider, Region, SendWork};
+use raceline_target::RdmaConfig;
 
-use super::bad_input::Scene;
+use super::bad_input::{Scene, ask, request};
 use super::host::Host;
 use super::{DATA, blocks, write_and_read};
-use crate::common::{block_sqe, nqn, pattern};
+use crate::common::{block_sqe, config, eventually, nqn, pattern};
 
 /// The number of a request that no queue of a host has posted.
 const FOREIGN_REQUEST: u64 = 1 << 40;
@@ -64,4 +68,108 @@ fn a_key_that_an_rdma_read_has_told_is_dead_for_data_of_others() {
     scene.goes_on();
     scene.fabric.network.remove(host.port.provider());
     scene.end();
+}
+
+/// What a host tries with a key of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attack {
+    Read,
+    Write,
+    /// A message that invalidates the key.
+    Invalidate,
+}
+
+const ATTACKS: [Attack; 3] = [Attack::Read, Attack::Write, Attack::Invalidate];
+
+/// A device of its own for a host without rules, and its memory.
+struct Attacker {
+    device: FakeDevice,
+    memory: Region,
+}
+
+impl Attacker {
+    fn new(network: &Network) -> Self {
+        let mut device = network.add_device();
+        let memory = device.register(4096, Access::HOST_DATA).unwrap();
+        Self { device, memory }
+    }
+
+    /// Connects, attacks 64 bytes of the target, and waits for the end of its connection.
+    fn attack(&mut self, address: SocketAddr, attack: Attack, (remote, key): (u64, u32)) {
+        let (id, answer) = ask(&mut self.device, address, &request());
+        assert!(matches!(answer, Event::Established { .. }), "{answer:?}");
+        let operation = match attack {
+            Attack::Read => Operation::Read { remote, key },
+            Attack::Write => Operation::Write { remote, key },
+            Attack::Invalidate => Operation::Send { invalidate: Some(key) },
+        };
+        self.device.write(&self.memory, 0, &[0xa5; 64]);
+        // A message without bytes changes no receive.
+        let local = self.memory.slice(0, if attack == Attack::Invalidate { 0 } else { 64 });
+        let work = SendWork { id: 7, operation, local, signalled: true, inline: false };
+        self.device.post_raw(id, work).unwrap();
+        let mut done = Vec::with_capacity(8);
+        eventually("the request has failed", || {
+            self.device.poll(&mut done);
+            !done.is_empty()
+        });
+        assert_eq!(done[0].id, 7);
+        let expected = match attack {
+            Attack::Invalidate => WorkStatus::REM_INV_REQ_ERR,
+            _ => WorkStatus::REM_ACCESS_ERR,
+        };
+        assert_eq!(done[0].status, expected, "{attack:?} {remote:#x} {key:#x}");
+        let mut bytes = [0; 64];
+        self.device.read(&self.memory, 0, &mut bytes);
+        assert_eq!(bytes, [0xa5; 64], "{attack:?} has read memory of the target");
+        self.device.destroy(id);
+    }
+}
+
+/// A target whose listener has all kinds of memory: capsules, responses, buffers both ways, and memory of others.
+fn furnished(profile: Profile) -> Scene {
+    let network = NetworkConfig { profile, ..NetworkConfig::default() };
+    let config = config(1);
+    let rdma = RdmaConfig { reads_regions: true, ..RdmaConfig::of(&config) };
+    let mut scene = Scene::of(network, config, rdma);
+    scene.goes_on();
+    // These data are not in memory that lasts: they are copied.
+    let identify = Sqe { opc: admin::IDENTIFY, cdw10: 1.into(), ..Sqe::default() };
+    assert!(scene.good.command(scene.admin, &identify, DATA, 4096).status.is_success());
+    assert!(scene.fabric.devices()[0].in_place > 0, "memory of others");
+    scene
+}
+
+/// What is in registered memory of the target.
+fn bytes(scene: &Scene, region: &Region) -> Vec<u8> {
+    let mut all = scene.fabric.network.memory_of(scene.rdma).into_iter();
+    all.find_map(|(of, bytes)| (of == *region).then_some(bytes)).expect("it is there")
+}
+
+#[test]
+fn memory_of_the_target_is_closed_to_hosts() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let mut scene = furnished(profile);
+        let mut attacker = Attacker::new(&scene.fabric.network);
+        let kinds = scene.fabric.network.memory_of(scene.rdma).into_iter();
+        let kinds: Vec<Region> = kinds.map(|(region, _)| region).collect();
+        // Responses and capsules, a buffer of data to hosts, the namespace, and on RoCE buffers of data from hosts.
+        assert!(kinds.len() >= 6, "{profile:?}: {} registrations", kinds.len());
+        for region in kinds {
+            let before = bytes(&scene, &region);
+            for (n, attack) in ATTACKS.into_iter().enumerate() {
+                let offset = [0, (region.len - 64) / 2, region.len - 64][n];
+                let place = (region.address + u64::from(offset), region.rkey);
+                attacker.attack(scene.rdma, attack, place);
+            }
+            assert!(bytes(&scene, &region) == before, "{profile:?}: memory has changed");
+            scene.goes_on();
+        }
+        eventually("the attackers are gone", || {
+            scene.target.stats().connections.iter().sum::<usize>() == 2
+        });
+        scene.goes_on();
+        attacker.device.deregister(attacker.memory);
+        scene.end();
+    }
 }
