@@ -264,6 +264,7 @@ impl Provider for FakeDevice {
 
     fn deregister(&mut self, region: Region) {
         let mut state = self.network.lock();
+        state.check_unused(self.node, region.lkey);
         if !state.nodes[self.node].memory.deregister(&region) {
             state.misuse("a registration was ended twice");
         }
@@ -279,6 +280,7 @@ impl Provider for FakeDevice {
 
     fn deregister_foreign(&mut self, lkey: u32) {
         let mut state = self.network.lock();
+        state.check_unused(self.node, lkey);
         if !state.nodes[self.node].memory.deregister_foreign(lkey) {
             state.misuse("a registration of memory of others was ended twice");
         }

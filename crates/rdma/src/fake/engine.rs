@@ -176,6 +176,27 @@ impl State {
         Ok(())
     }
 
+    /// Notes a registration that ends while a request can touch its memory: one of a queue pair, or a shared receive.
+    pub(super) fn check_unused(&mut self, node: usize, lkey: u32) {
+        if self.nodes[node].is_removed {
+            return;
+        }
+        let receives = |receive: &RecvWork| receive.local.lkey == lkey;
+        let sends = |posted: &Posted| {
+            let is_over = matches!(posted.progress, Progress::Done(_)) || posted.inline.is_some();
+            !is_over && posted.work.local.lkey == lkey
+        };
+        let touches = |pair: &Pair| {
+            let is_there = pair.node == node && pair.phase != Phase::Destroyed;
+            is_there && (pair.sends.iter().any(sends) || pair.receives.iter().any(receives))
+        };
+        let shared = self.nodes[node].shared.as_ref();
+        let is_shared = shared.is_some_and(|shared| shared.receives.iter().any(receives));
+        if is_shared || self.pairs.iter().any(touches) {
+            self.misuse("a registration ends while a request can touch its memory");
+        }
+    }
+
     pub(super) fn wake_engine(&mut self, at: usize) {
         if self.pairs[at].state == PairState::Error {
             return self.wake_flush(at);

@@ -378,13 +378,14 @@ impl Drop for Hub {
             self.finish_closing(id, Instant::now());
         }
         self.settle(Instant::now());
+        // Memory is given back when no queue pair is left that could touch it.
+        self.works.port.end();
         for (_, mut line) in self.lines.drain() {
             line.end(&mut self.works);
         }
         let Works { port, fetched, given, places, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
-        port.end();
         places.clear(port.provider());
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use raceline_proto::nvme::Sqe;
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::rdma::WorkStatus;
-use raceline_rdma::HostTransfer;
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{Access, Event, Operation, Provider, Region, SendWork};
+use raceline_rdma::{HostTransfer, PortCounts};
 use raceline_target::RdmaConfig;
 
 use super::bad_input::{Scene, ask, request};
@@ -144,6 +144,34 @@ fn furnished(profile: Profile) -> Scene {
 fn bytes(scene: &Scene, region: &Region) -> Vec<u8> {
     let mut all = scene.fabric.network.memory_of(scene.rdma).into_iter();
     all.find_map(|(of, bytes)| (of == *region).then_some(bytes)).expect("it is there")
+}
+
+#[test]
+fn a_target_that_ends_amid_transfers_destroys_queue_pairs_before_memory() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let mut scene = Scene::new(NetworkConfig { profile, ..NetworkConfig::default() });
+        scene.goes_on();
+        let PortCounts { sends, requests, .. } = scene.fabric.devices()[0].counts;
+        scene.fabric.halt(true);
+        for n in 0..8u32 {
+            let block = scene.good.block(DATA + n * (64 << 10), 64 << 10);
+            let transfer = HostTransfer::Keyed { block, invalidate: false };
+            let opc = if n % 2 == 0 { io::WRITE } else { io::READ };
+            scene.good.submit(scene.queue, &block_sqe(opc, 1, u64::from(n) * 128, 128), transfer);
+        }
+        scene.good.turn();
+        // The commands arrive, and what the target posts for them does not leave.
+        eventually("the commands are there", || {
+            let are_there = scene.fabric.devices()[0].counts.requests >= requests + 8;
+            if !are_there {
+                scene.fabric.network.step();
+            }
+            are_there
+        });
+        eventually("transfers", || scene.fabric.devices()[0].counts.sends >= sends + 4);
+        scene.target.shutdown().unwrap();
+        scene.fabric.end();
+    }
 }
 
 #[test]
