@@ -8,7 +8,7 @@ use raceline_rdma::fake::{FakeDevice, Faults, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Rejection, SendWork,
 };
-use raceline_rdma::{ConnectError, PortConfig};
+use raceline_rdma::{ConnectError, PortConfig, Refusal};
 use zerocopy::IntoBytes;
 
 use super::support::{Host, Pair, address, port_config};
@@ -82,7 +82,7 @@ fn requests_that_are_refused() {
     assert_eq!(ask(&mut pair, &mut device, &with(6, 0), 1), Some(RejectStatus::Hsqsize));
     assert_eq!(ask(&mut pair, &mut device, &request.to_bytes(), 0), Some(RejectStatus::Ird));
     assert_eq!(ask(&mut pair, &mut device, &request.to_bytes(), 1), None);
-    assert_eq!(pair.target.port.rejected(), 5);
+    assert_eq!(pair.target.port.counts().refused, 5);
     pair.end();
 }
 
@@ -182,6 +182,8 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
     pair.connect(&[1, 2, 3]);
     let refused = ConnectError::Rejected(RejectStatus::NoResources);
     assert_eq!((pair.host.live.len(), &pair.host.failures[..]), (2, &[refused][..]));
+    let refusal = Refusal::Completions { needed: 48, free: 4, all: 100 };
+    assert_eq!(pair.target.refusals, [refusal]);
     for _ in 0..2000 {
         pair.host.submit(&mut pair.dice);
         pair.step();

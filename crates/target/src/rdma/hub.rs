@@ -164,6 +164,10 @@ impl Hub {
                 self.lines.insert(id.0, Line::new(id, qid, grant.entries, near));
                 self.arrivals.push_back(Arrival { id, peer, bell: far });
             }
+            TargetPortEvent::Refused { peer, refusal } => {
+                let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+                tracing::info!(event = "refused", peer, %refusal, "an RDMA queue was refused");
+            }
             TargetPortEvent::Queue(event) => match self.lines.get_mut(id.0) {
                 Some(line) => {
                     line.handle(&mut self.works, event);
