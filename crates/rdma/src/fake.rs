@@ -15,7 +15,7 @@ mod random;
 mod state;
 
 use std::io::PipeReader;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -226,6 +226,17 @@ impl FakeDevice {
         state.pairs[index(connection)].sinks.iter().copied().collect()
     }
 
+    /// Others learn this address of the device. Without one, they learn none.
+    pub fn set_address(&mut self, address: IpAddr) {
+        self.network.lock().nodes[self.node].address = Some(address);
+    }
+
+    /// Whether nothing arrives that is sent to the device: the senders try again and again, as they do when a host posts no
+    /// receives.
+    pub fn take_nothing(&mut self, takes_nothing: bool) {
+        self.network.lock().nodes[self.node].takes_nothing = takes_nothing;
+    }
+
     /// Posts a request as it is, of a user that does not keep to rules.
     ///
     /// # Errors
@@ -346,6 +357,15 @@ impl Provider for FakeDevice {
 
     fn next_event(&mut self) -> Option<Event> {
         self.network.lock().nodes[self.node].events.pop_front()
+    }
+
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        let state = self.network.lock();
+        let peer = state.pairs[index(connection)].peer?;
+        let address = state.nodes[state.pairs[peer].node].address?;
+        // Ports begin above those of services; each connection has one.
+        let port = 1024 + u16::try_from(peer % 60_000).unwrap_or(0);
+        Some(SocketAddr::new(address, port))
     }
 
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {

@@ -267,6 +267,9 @@ impl State {
         let Some(peer) = peer.filter(|_| !self.random_fault(lost)) else {
             return self.unreachable_peer(at);
         };
+        if self.nodes[self.pairs[peer].node].takes_nothing {
+            return Outcome::NotReady;
+        }
         // An iWARP connection begins with a message of the host (RFC 5044, 7.1).
         if self.is_iwarp() && !self.pairs[at].is_active && !self.pairs[at].has_received {
             self.misuse("the passive side of an iWARP connection has sent first");

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{PipeWriter, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use raceline_proto::rdma::WorkStatus;
 
@@ -77,6 +77,10 @@ pub(super) struct Node {
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) shared: Option<Shared>,
     pub(super) is_removed: bool,
+    /// Its address, as the connection managers of others tell it.
+    pub(super) address: Option<IpAddr>,
+    /// Nothing that is sent to it arrives: the senders try again and again.
+    pub(super) takes_nothing: bool,
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
     pub(super) has_rung: bool,
@@ -255,6 +259,8 @@ impl State {
             listeners: Vec::new(),
             shared: None,
             is_removed: false,
+            address: None,
+            takes_nothing: false,
             ringer,
             has_rung: false,
         });

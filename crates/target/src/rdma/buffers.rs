@@ -35,6 +35,12 @@ impl Buffers {
         self.budget / 4
     }
 
+    /// Whether a host that has so many bytes may have another buffer for so many: half of all, or one buffer. So another
+    /// host finds a half, whatever this one does not take.
+    pub(super) fn may_hold(&self, held: u64, len: u32) -> bool {
+        held == 0 || held + Self::size_of(len) <= self.budget / 2
+    }
+
     /// A buffer of at least so many bytes. `None`: all are in use, or the device refuses more.
     pub(super) fn take<P: Provider>(&mut self, device: &mut P, len: u32) -> Option<Region> {
         let size = Self::size_of(len);

@@ -16,6 +16,7 @@ use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
 use super::line::Line;
 use super::places::Places;
+use super::sources::Sources;
 use super::works::Works;
 
 /// The time between two looks at the deadlines of queue pairs.
@@ -59,6 +60,7 @@ impl Hub {
             port: TargetPort::new(device, config.port()),
             fetched: Buffers::new(fetched, half),
             given: Buffers::new(Access::LOCAL, half),
+            sources: Sources::default(),
             places: Places::new(config.reads_regions),
             starved: Vec::new(),
             released: false,
@@ -161,7 +163,8 @@ impl Hub {
                 let peer = self.works.port.provider().peer(id);
                 // A peer without an address counts as one of the listener's own machine.
                 let peer = peer.unwrap_or(SocketAddr::new(listener.ip(), 0));
-                self.lines.insert(id.0, Line::new(id, qid, grant.entries, near));
+                let source = self.works.sources.enter(peer);
+                self.lines.insert(id.0, Line::new((id, source), qid, grant.entries, near));
                 self.arrivals.push_back(Arrival { id, peer, bell: far });
             }
             TargetPortEvent::Refused { peer, refusal } => {
@@ -179,10 +182,17 @@ impl Hub {
                 let Some(line) = self.lines.get_mut(id.0) else { return };
                 line.is_over = true;
                 if line.is_dropped {
-                    line.end(&mut self.works);
-                    self.lines.remove(id.0);
+                    self.forget(id);
                 }
             }
+        }
+    }
+
+    /// Nobody has the connection, and its queue pair is no more.
+    fn forget(&mut self, id: ConnectionId) {
+        if let Some(mut line) = self.lines.remove(id.0) {
+            line.end(&mut self.works);
+            self.works.sources.leave(line.source);
         }
     }
 
@@ -339,8 +349,7 @@ impl Hub {
         line.drop_input(&mut self.works);
         let is_read = line.leases > 0;
         if line.is_over {
-            line.end(&mut self.works);
-            self.lines.remove(id.0);
+            self.forget(id);
             return self.settle(now);
         }
         let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());

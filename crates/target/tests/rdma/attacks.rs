@@ -1,7 +1,7 @@
 //! Hosts that reach for memory of the target: no byte of it changes, their own queues end, and others go on.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::Sqe;
 use raceline_proto::nvme::opcode::{admin, io};
@@ -66,6 +66,44 @@ fn a_key_that_an_rdma_read_has_told_is_dead_for_data_of_others() {
         host.losses.iter().any(|(of, _)| *of == queue).then_some(())
     });
     scene.goes_on();
+    scene.fabric.network.remove(host.port.provider());
+    scene.end();
+}
+
+#[test]
+fn a_host_that_takes_nothing_leaves_memory_for_data_of_others() {
+    let mut scene = Scene::new(NetworkConfig::default());
+    let mut host = Host::new(&scene.fabric, scene.rdma);
+    host.port.provider().set_address([192, 0, 2, 7].into());
+    let (_, cntlid) = host.admin(&nqn(), 0);
+    let queues: Vec<_> = (1..=6).map(|qid| host.io(cntlid, qid, 32)).collect();
+    let before = scene.fabric.devices()[0].counts.sends;
+    host.port.provider().take_nothing(true);
+    // These are 96 MiB for the host, and the listener has 32 MiB for data to hosts.
+    for queue in queues {
+        for _ in 0..16 {
+            let block = host.block(0, 1 << 20);
+            let transfer = HostTransfer::Keyed { block, invalidate: false };
+            host.submit(queue, &block_sqe(io::READ, 1, 0, blocks(1 << 20)), transfer);
+        }
+    }
+    host.turn();
+    let start = Instant::now();
+    eventually("16 MiB are under way", || {
+        scene.fabric.devices()[0].counts.sends >= before + 2 * 16
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(scene.fabric.devices()[0].counts.sends, before + 2 * 16, "one half, and no more");
+    for _ in 0..8 {
+        scene.goes_on();
+    }
+    // The host loses its queues after 30 s.
+    assert!(start.elapsed() < Duration::from_secs(20), "it has waited for {:?}", start.elapsed());
+    assert_eq!(host.losses, []);
+    host.port.provider().take_nothing(false);
+    host.until("the rest of the data", |_| {
+        (scene.fabric.devices()[0].counts.sends >= before + 2 * 96).then_some(())
+    });
     scene.fabric.network.remove(host.port.provider());
     scene.end();
 }
