@@ -20,7 +20,7 @@ use super::sources::Sources;
 use super::works::Works;
 
 /// The time between two looks at the deadlines of queue pairs.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Responses that are under way have this long to leave when a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// At the end of all connections of a listener that is gone, the core waits no longer than this for them.
@@ -84,6 +84,11 @@ impl Hub {
     /// Whether the device was removed: no connection comes any more.
     pub(super) fn is_device_gone(&self) -> bool {
         self.works.port.is_device_gone()
+    }
+
+    /// Whether there are connections.
+    pub(super) fn has_lines(&self) -> bool {
+        !self.lines.is_empty()
     }
 
     /// The descriptor that is readable when the device has news.

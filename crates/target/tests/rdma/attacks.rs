@@ -108,6 +108,23 @@ fn a_host_that_takes_nothing_leaves_memory_for_data_of_others() {
     scene.end();
 }
 
+#[test]
+fn a_host_that_takes_nothing_is_lost_while_nothing_else_happens() {
+    let config = config(1);
+    let rdma = RdmaConfig { stuck_after: Duration::from_secs(2), ..RdmaConfig::of(&config) };
+    let scene = Scene::of(NetworkConfig::default(), config, rdma);
+    let mut host = Host::new(&scene.fabric, scene.rdma);
+    let (_, cntlid) = host.admin(&nqn(), 0);
+    let queue = host.io(cntlid, 1, 32);
+    host.port.provider().take_nothing(true);
+    let transfer = HostTransfer::Keyed { block: host.block(DATA, 4096), invalidate: false };
+    host.submit(queue, &block_sqe(io::READ, 1, 0, 8), transfer);
+    host.turn();
+    eventually("the queue is gone", || scene.target.queues(&nqn()).len() == 3);
+    scene.fabric.network.remove(host.port.provider());
+    scene.end();
+}
+
 /// What a host tries with a key of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
