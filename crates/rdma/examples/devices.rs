@@ -52,6 +52,7 @@ impl Target {
         while let Some((id, event)) = self.port.poll_event() {
             match event {
                 TargetPortEvent::Accepted { grant, .. } => println!("target: {grant:?}"),
+                TargetPortEvent::Refused { refusal, .. } => println!("target: refused: {refusal}"),
                 TargetPortEvent::Closed => self.closed = true,
                 TargetPortEvent::Queue(TargetEvent::Command { token, sqe, data }) => {
                     self.begin(id, token, &sqe, data.map_err(|status| status.to_string())?)?;

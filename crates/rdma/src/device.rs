@@ -36,7 +36,7 @@ use library::Functions;
 use memory::Memory;
 
 pub use library::{load_libraries, seal};
-pub use news::NewsSet;
+pub use news::{NewsSet, Ticks};
 
 /// Completions that one call takes from the device.
 const POLL: usize = 32;

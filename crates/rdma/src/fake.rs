@@ -15,7 +15,7 @@ mod random;
 mod state;
 
 use std::io::PipeReader;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,10 +23,10 @@ use std::time::Duration;
 use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
-    ProviderError, RecvWork, Region, SendWork,
+    ProviderError, RecvWork, Region, SendWork, Slice,
 };
 use crate::waiting::WaitingDevice;
-use state::{Node, State};
+use state::{Node, State, index};
 
 /// What kind of devices the network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,10 +148,24 @@ impl Network {
         self.0.lock().misuses.clone()
     }
 
+    /// Times that a message has found no receive, those that were sent again included.
+    #[must_use]
+    pub fn waits(&self) -> u64 {
+        self.0.lock().waits
+    }
+
     /// Registrations and connections that are left.
     #[must_use]
     pub fn leftovers(&self) -> (usize, usize) {
         self.0.lock().leftovers()
+    }
+
+    /// The registered memory of the device that listens at an address, and what is in it.
+    #[must_use]
+    pub fn memory_of(&self, address: SocketAddr) -> Vec<(Region, Vec<u8>)> {
+        let state = self.0.lock();
+        let listens = |node: &&Node| !node.is_removed && node.listeners.contains(&address);
+        state.nodes.iter().find(listens).map_or(Vec::new(), |node| node.memory.all())
     }
 
     /// Nothing goes wrong by itself from now on.
@@ -205,6 +219,24 @@ impl FakeDevice {
         self.network.lock().nodes[self.node].memory.unbind(key);
     }
 
+    /// Where the data of the peer's RDMA READs went, the last one first: the requests of iWARP say it (RFC 5040, 4.4).
+    #[must_use]
+    pub fn sinks(&self, connection: ConnectionId) -> Vec<Slice> {
+        let state = self.network.lock();
+        state.pairs[index(connection)].sinks.iter().copied().collect()
+    }
+
+    /// Others learn this address of the device. Without one, they learn none.
+    pub fn set_address(&mut self, address: IpAddr) {
+        self.network.lock().nodes[self.node].address = Some(address);
+    }
+
+    /// Whether nothing arrives that is sent to the device: the senders try again and again, as they do when a host posts no
+    /// receives.
+    pub fn take_nothing(&mut self, takes_nothing: bool) {
+        self.network.lock().nodes[self.node].takes_nothing = takes_nothing;
+    }
+
     /// Posts a request as it is, of a user that does not keep to rules.
     ///
     /// # Errors
@@ -243,6 +275,7 @@ impl Provider for FakeDevice {
 
     fn deregister(&mut self, region: Region) {
         let mut state = self.network.lock();
+        state.check_unused(self.node, region.lkey);
         if !state.nodes[self.node].memory.deregister(&region) {
             state.misuse("a registration was ended twice");
         }
@@ -258,6 +291,7 @@ impl Provider for FakeDevice {
 
     fn deregister_foreign(&mut self, lkey: u32) {
         let mut state = self.network.lock();
+        state.check_unused(self.node, lkey);
         if !state.nodes[self.node].memory.deregister_foreign(lkey) {
             state.misuse("a registration of memory of others was ended twice");
         }
@@ -323,6 +357,15 @@ impl Provider for FakeDevice {
 
     fn next_event(&mut self) -> Option<Event> {
         self.network.lock().nodes[self.node].events.pop_front()
+    }
+
+    fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
+        let state = self.network.lock();
+        let peer = state.pairs[index(connection)].peer?;
+        let address = state.nodes[state.pairs[peer].node].address?;
+        // Ports begin above those of services; each connection has one.
+        let port = 1024 + u16::try_from(peer % 60_000).unwrap_or(0);
+        Some(SocketAddr::new(address, port))
     }
 
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {

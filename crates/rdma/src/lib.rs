@@ -8,6 +8,7 @@
 //! * [`Foreign`]: memory of others that a device reads in place;
 //! * [`waiting`]: devices that a sleeping core can wait for;
 //! * [`TargetQueue`] and [`HostQueue`]: the two ends of one NVMe queue;
+//! * [`Refusal`]: why a port refuses a queue;
 //! * [`Table`]: what belongs to numbers of connections and commands;
 //! * [`TargetPort`] and [`HostPort`]: all queues of one core on one device, from the request to the drained end.
 
@@ -16,6 +17,7 @@ pub mod fake;
 mod foreign;
 mod host_port;
 mod host_queue;
+mod refusal;
 mod send_queue;
 mod shared_receives;
 mod table;
@@ -27,6 +29,7 @@ pub mod waiting;
 pub use foreign::Foreign;
 pub use host_port::{ConnectConfig, ConnectError, HostPort, HostPortEvent};
 pub use host_queue::{HostEvent, HostQueue, HostQueueConfig, HostTransfer, SubmitError};
+pub use refusal::Refusal;
 pub use table::Table;
 pub use target_port::{PortConfig, PortCounts, TargetPort, TargetPortEvent};
 pub use target_queue::{CommandToken, TargetEvent, TargetQueue, TargetQueueConfig};

@@ -1,8 +1,11 @@
 //! Receives that all queues of a port share.
 //!
-//! Each queue is promised as many as it has entries, and those that are posted are never fewer than what is promised: a
-//! host that keeps to its queue's size finds a receive, whatever other hosts do. Memory is registered when more is
-//! promised than ever before, and kept.
+//! Each queue is promised as many as it has entries, and there are never fewer than what is promised. So hosts that keep
+//! to the sizes of their queues find receives. A host that sends more takes receives that others were promised, until the
+//! port sees the messages: then its queue ends, and the receives are posted again. On RoCE the messages of others wait
+//! until then. On iWARP a message without a receive ends its connection, so queues share none there.
+//!
+//! Memory is registered when more is promised than ever before, and kept.
 
 use raceline_proto::rdma::CapsuleLimits;
 
@@ -33,14 +36,15 @@ pub(crate) struct SharedReceives {
 }
 
 impl SharedReceives {
-    /// Makes the device's shared queue; `None` when it has none, and each queue needs receives of its own.
+    /// Makes the device's shared queue. `None`: it has none or is iWARP, and each queue needs receives of its own.
     pub(crate) fn new<P: Provider>(
         provider: &mut P,
         depth: u32,
         limits: &CapsuleLimits,
     ) -> Option<Self> {
-        let depth = depth.min(provider.capabilities().shared_receives);
-        if depth == 0 {
+        let can = provider.capabilities();
+        let depth = depth.min(can.shared_receives);
+        if depth == 0 || can.is_iwarp {
             return None;
         }
         provider.share_receives(depth).ok()?;

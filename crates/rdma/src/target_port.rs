@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{ControllerId, QueueId};
 use raceline_proto::rdma::{
-    AcceptData, CapsuleLimits, Grant, GrantLimits, QueueRequest, RejectData, RejectStatus,
+    AcceptData, CapsuleLimits, Grant, GrantLimits, QueueRequest, RejectData,
 };
 use zerocopy::IntoBytes;
 
 use crate::Loss;
+use crate::refusal::Refusal;
 use crate::shared_receives::SharedReceives;
 use crate::table::Table;
 use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
@@ -31,7 +32,7 @@ pub struct PortConfig {
     /// Capsules of I/O queues.
     pub io: CapsuleLimits,
     /// Receives that all queues share, at most; 0: each queue has its own. So has a queue for which they do not suffice,
-    /// and every queue where the device shares none.
+    /// and every queue where the device shares none or is iWARP.
     pub shared_receives: u32,
     /// Connections at a time, those that are ending included.
     pub connections: usize,
@@ -62,6 +63,8 @@ pub struct PortCounts {
     pub receives: u64,
     /// Calls that posted them.
     pub receive_posts: u64,
+    /// Requests for queues that were refused.
+    pub refused: u64,
 }
 
 /// What a port tells.
@@ -77,6 +80,13 @@ pub enum TargetPortEvent {
         cntlid: Option<ControllerId>,
         /// Its sizes.
         grant: Grant,
+    },
+    /// A host was refused a queue. Nothing else comes of this connection.
+    Refused {
+        /// The host, if the connection manager tells it.
+        peer: Option<SocketAddr>,
+        /// Why.
+        refusal: Refusal,
     },
     /// Of the queue.
     Queue(TargetEvent),
@@ -141,7 +151,6 @@ pub struct TargetPort<P> {
     dirty: Vec<ConnectionId>,
     /// Those whose turn it is. The memory is kept.
     turn: Vec<ConnectionId>,
-    rejected: u64,
     is_device_gone: bool,
 }
 
@@ -162,7 +171,6 @@ impl<P: Provider> TargetPort<P> {
             promised: 0,
             dirty: Vec::new(),
             turn: Vec::new(),
-            rejected: 0,
             is_device_gone: false,
         }
     }
@@ -200,12 +208,6 @@ impl<P: Provider> TargetPort<P> {
     #[must_use]
     pub fn counts(&self) -> PortCounts {
         self.counts
-    }
-
-    /// Requests that were refused.
-    #[must_use]
-    pub fn rejected(&self) -> u64 {
-        self.rejected
     }
 
     /// Whether the device was removed: its connections end, and none comes any more.
@@ -450,11 +452,13 @@ impl<P: Provider> TargetPort<P> {
             Event::Request { listener, private, host_reads, .. } => {
                 let mut reserved = Reserved::default();
                 let asked = (listener, &private[..], host_reads);
-                if let Err(status) = self.admit(id, asked, &mut reserved, now) {
-                    self.rejected += 1;
-                    self.provider.reject(id, RejectData::new(status).as_bytes());
+                if let Err(refusal) = self.admit(id, asked, &mut reserved, now) {
+                    self.counts.refused += 1;
+                    let peer = self.provider.peer(id);
+                    self.provider.reject(id, RejectData::new(refusal.status()).as_bytes());
                     self.destroy(id);
                     self.free(reserved);
+                    self.events.push_back((id, TargetPortEvent::Refused { peer, refusal }));
                 }
             }
             Event::Established { .. } => {
@@ -499,7 +503,7 @@ impl<P: Provider> TargetPort<P> {
         (listener, private, host_reads): (SocketAddr, &[u8], u8),
         reserved: &mut Reserved,
         now: Instant,
-    ) -> Result<(), RejectStatus> {
+    ) -> Result<(), Refusal> {
         let request = QueueRequest::parse(private)?;
         let can = self.provider.capabilities();
         let mut limits = self.config.grant;
@@ -512,11 +516,56 @@ impl<P: Provider> TargetPort<P> {
         };
         let sends = TargetQueueConfig::sends_for(grant.entries, &limits);
         let completions = sends + u32::from(grant.entries);
+        self.check_room(sends, completions)?;
+        let mut queue = self.make_queue(id, &grant, limits, sends, reserved)?;
+        queue.post_receives(&mut self.provider).map_err(Refusal::Receives)?;
+        self.provider
+            .accept(id, AcceptData::new(grant.entries).as_bytes(), grant.reads)
+            .map_err(Refusal::Accept)?;
+        self.promised += completions;
+        let connection = Connection {
+            queue,
+            stage: Stage::Accepted { since: now },
+            reserved: std::mem::take(reserved),
+            completions,
+            progress: (0, now),
+            is_dirty: false,
+            is_telling: false,
+        };
+        self.connections.insert(id.0, connection);
+        let (qid, cntlid) = (request.qid, request.cntlid);
+        let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
+        self.events.push_back((id, event));
+        Ok(())
+    }
+
+    /// Whether there is room for another queue with so many requests and completions.
+    fn check_room(&self, sends: u32, completions: u32) -> Result<(), Refusal> {
+        let can = self.provider.capabilities();
         // A completion queue that overflows ends all its queue pairs.
-        let fits = self.promised.checked_add(completions).is_some_and(|all| all <= can.completions);
-        if !fits || self.connections.len() >= self.config.connections || sends > can.work_requests {
-            return Err(RejectStatus::NoResources);
+        let free = can.completions.saturating_sub(self.promised);
+        if completions > free {
+            let all = can.completions;
+            return Err(Refusal::Completions { needed: completions, free, all });
         }
+        if self.connections.len() >= self.config.connections {
+            return Err(Refusal::Connections(self.connections.len()));
+        }
+        if sends > can.work_requests {
+            return Err(Refusal::Requests { needed: sends, most: can.work_requests });
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair with its memory, and the queue over it.
+    fn make_queue(
+        &mut self,
+        id: ConnectionId,
+        grant: &Grant,
+        limits: CapsuleLimits,
+        sends: u32,
+        reserved: &mut Reserved,
+    ) -> Result<TargetQueue, Refusal> {
         let shares = self
             .shared
             .as_mut()
@@ -526,53 +575,27 @@ impl<P: Provider> TargetPort<P> {
         let responses = TargetQueueConfig::response_bytes(sends);
         for bytes in [responses, capsules].into_iter().take(if shares { 1 } else { 2 }) {
             let region = self.provider.register(bytes, Access::LOCAL);
-            reserved.regions.push(region.map_err(|_| RejectStatus::NoResources)?);
+            reserved.regions.push(region.map_err(Refusal::Memory)?);
         }
+        let can = self.provider.capabilities();
         let pair = PairConfig {
             sends,
             receives: if shares { 0 } else { grant.entries.into() },
             shares_receives: shares,
             inline_bytes: 16.min(can.inline_bytes),
         };
-        let made = self.provider.create_pair(id, &pair);
+        let made = self.provider.create_pair(id, &pair).map_err(Refusal::Pair)?;
         let config = TargetQueueConfig {
             entries: grant.entries,
             limits,
             reads: grant.reads,
             sends,
-            inline: made.as_ref().is_ok_and(|made| made.inline_bytes >= 16),
+            inline: made.inline_bytes >= 16,
             invalidates: can.send_with_invalidate,
             capsules: reserved.regions.get(1).copied(),
             responses: reserved.regions[0],
         };
-        let mut queue = TargetQueue::new(id, config);
-        let accepted = made.is_ok()
-            && queue.post_receives(&mut self.provider).is_ok()
-            && self
-                .provider
-                .accept(id, AcceptData::new(grant.entries).as_bytes(), grant.reads)
-                .is_ok();
-        if !accepted {
-            return Err(RejectStatus::NoResources);
-        }
-        self.promised += completions;
-        let stage = Stage::Accepted { since: now };
-        let reserved = std::mem::take(reserved);
-        let progress = (0, now);
-        let connection = Connection {
-            queue,
-            stage,
-            reserved,
-            completions,
-            progress,
-            is_dirty: false,
-            is_telling: false,
-        };
-        self.connections.insert(id.0, connection);
-        let (qid, cntlid) = (request.qid, request.cntlid);
-        let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
-        self.events.push_back((id, event));
-        Ok(())
+        Ok(TargetQueue::new(id, config))
     }
 }
 

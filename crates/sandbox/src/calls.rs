@@ -286,6 +286,10 @@ fn conditional(policy: &Policy) -> Vec<Conditional> {
         let family = netlink(0, libc::AF_NETLINK);
         calls.push((libc::SYS_socket, vec![family, netlink(2, libc::NETLINK_RDMA)]));
         calls.extend(argument(libc::SYS_ioctl, 1, RDMA_REQUESTS));
+        // The ticks of a listener.
+        let clock = libc::CLOCK_MONOTONIC.cast_unsigned();
+        calls.extend(argument(libc::SYS_timerfd_create, 0, &[clock]));
+        calls.push((libc::SYS_timerfd_settime, Vec::new()));
     }
     calls.extend(argument(libc::SYS_prctl, 0, &THREAD_SETTINGS.map(i32::cast_unsigned)));
     calls.extend(argument(libc::SYS_ioctl, 1, REQUESTS));

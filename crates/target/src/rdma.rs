@@ -26,6 +26,7 @@ mod hub;
 mod line;
 mod listener;
 mod places;
+mod sources;
 mod streams;
 mod works;
 

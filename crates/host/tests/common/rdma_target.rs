@@ -192,6 +192,7 @@ impl Target {
             TargetPortEvent::Closed => {
                 self.queues.remove(&id);
             }
+            TargetPortEvent::Refused { .. } => {}
             TargetPortEvent::Queue(event) => self.handle_queue(id, event),
         }
         self.shared.seen.lock().unwrap().connections = self.port.connections();

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null_mut;
+use std::time::Duration;
 
 use super::{RdmaDevice, last_error};
 use crate::verbs::ProviderError;
@@ -71,6 +72,68 @@ impl AsFd for NewsSet {
     }
 }
 
+/// A descriptor that is readable again and again, while its ticks are wanted.
+#[derive(Debug)]
+pub struct Ticks {
+    timer: OwnedFd,
+    period: Duration,
+    are_wanted: bool,
+}
+
+impl Ticks {
+    /// They are not wanted yet.
+    ///
+    /// # Errors
+    /// When the process or the system has no descriptor left.
+    pub fn new(period: Duration) -> io::Result<Self> {
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: no memory is involved.
+        let timer = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+        if timer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made, and that nobody else has.
+        Ok(Self { timer: unsafe { OwnedFd::from_raw_fd(timer) }, period, are_wanted: false })
+    }
+
+    /// Whether they are wanted from now on.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn want(&mut self, are_wanted: bool) -> io::Result<()> {
+        if self.are_wanted == are_wanted {
+            return Ok(());
+        }
+        let period = if are_wanted { self.period } else { Duration::ZERO };
+        let tv_sec = libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX);
+        let time = libc::timespec { tv_sec, tv_nsec: period.subsec_nanos().into() };
+        let times = libc::itimerspec { it_interval: time, it_value: time };
+        // SAFETY: the descriptor is open; the times live until the call returns.
+        let failed = unsafe {
+            libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const times, null_mut())
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.are_wanted = are_wanted;
+        Ok(())
+    }
+
+    /// Takes the ticks that were, so that the descriptor is not readable before the next one.
+    pub fn take(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: the descriptor is open and does not block; the eight bytes live until the call returns. Without ticks there is
+        // an error, which means nothing.
+        unsafe { libc::read(self.timer.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+impl AsFd for Ticks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
+
 impl RdmaDevice {
     /// Makes the channel that tells of completions.
     pub(super) fn open_notices(&mut self) -> Result<(), ProviderError> {
@@ -131,5 +194,33 @@ impl WaitingDevice for RdmaDevice {
             // SAFETY: as above.
             unsafe { notify(self.completions, ANY) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(set: &NewsSet, wait: c_int) -> bool {
+        let fd = set.as_fd().as_raw_fd();
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives until the call returns.
+        unsafe { libc::poll(&raw mut poll, 1, wait) > 0 }
+    }
+
+    #[test]
+    fn ticks_come_while_they_are_wanted() {
+        let mut ticks = Ticks::new(Duration::from_millis(20)).unwrap();
+        let set = NewsSet::new().unwrap();
+        set.watch(ticks.as_fd()).unwrap();
+        assert!(!is_readable(&set, 60), "nobody wants them");
+        ticks.want(true).unwrap();
+        for _ in 0..3 {
+            assert!(is_readable(&set, 10_000), "a tick");
+            ticks.take();
+        }
+        ticks.want(false).unwrap();
+        ticks.take();
+        assert!(!is_readable(&set, 60), "nobody wants them any longer");
     }
 }

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use raceline_proto::rdma::WorkStatus;
 
 use super::gone;
-use super::state::{Pair, PairState, Phase, Posted, Progress, Shared, State, Step, id, index};
+use super::state::{
+    Pair, PairState, Phase, Posted, Progress, SINKS, Shared, State, Step, id, index,
+};
 use crate::verbs::{
     Completion, ConnectionId, Operation, PostError, ProviderError, RecvWork, SendWork, Slice,
 };
@@ -174,6 +176,27 @@ impl State {
         Ok(())
     }
 
+    /// Notes a registration that ends while a request can touch its memory: one of a queue pair, or a shared receive.
+    pub(super) fn check_unused(&mut self, node: usize, lkey: u32) {
+        if self.nodes[node].is_removed {
+            return;
+        }
+        let receives = |receive: &RecvWork| receive.local.lkey == lkey;
+        let sends = |posted: &Posted| {
+            let is_over = matches!(posted.progress, Progress::Done(_)) || posted.inline.is_some();
+            !is_over && posted.work.local.lkey == lkey
+        };
+        let touches = |pair: &Pair| {
+            let is_there = pair.node == node && pair.phase != Phase::Destroyed;
+            is_there && (pair.sends.iter().any(sends) || pair.receives.iter().any(receives))
+        };
+        let shared = self.nodes[node].shared.as_ref();
+        let is_shared = shared.is_some_and(|shared| shared.receives.iter().any(receives));
+        if is_shared || self.pairs.iter().any(touches) {
+            self.misuse("a registration ends while a request can touch its memory");
+        }
+    }
+
     pub(super) fn wake_engine(&mut self, at: usize) {
         if self.pairs[at].state == PairState::Error {
             return self.wake_flush(at);
@@ -244,6 +267,9 @@ impl State {
         let Some(peer) = peer.filter(|_| !self.random_fault(lost)) else {
             return self.unreachable_peer(at);
         };
+        if self.nodes[self.pairs[peer].node].takes_nothing {
+            return Outcome::NotReady;
+        }
         // An iWARP connection begins with a message of the host (RFC 5044, 7.1).
         if self.is_iwarp() && !self.pairs[at].is_active && !self.pairs[at].has_received {
             self.misuse("the passive side of an iWARP connection has sent first");
@@ -270,13 +296,18 @@ impl State {
                 if sink.is_none() || self.is_iwarp() && !sink_is_open {
                     return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
                 }
+                let peer_node = self.pairs[peer].node;
+                if self.nodes[peer_node].memory.remote(key, remote, len, false).is_none() {
+                    return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
+                }
                 if self.pairs[at].reads >= self.pairs[at].max_reads {
                     self.misuse("more RDMA READs are under way than were agreed");
                     return Outcome::BothFailed(WorkStatus::REM_INV_REQ_ERR);
                 }
-                let peer_node = self.pairs[peer].node;
-                if self.nodes[peer_node].memory.remote(key, remote, len, false).is_none() {
-                    return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
+                if self.is_iwarp() {
+                    let sinks = &mut self.pairs[peer].sinks;
+                    sinks.truncate(SINKS - 1);
+                    sinks.push_front(work.local);
                 }
                 // The bytes are those at the time of the answer.
                 self.pairs[at].reads += 1;
@@ -317,6 +348,7 @@ impl State {
             _ => &mut self.pairs[peer].receives,
         };
         let Some(receive) = receives.pop_front() else {
+            self.waits += 1;
             return if self.is_iwarp() {
                 Outcome::BothFailed(WorkStatus::REM_ABORT_ERR)
             } else {

@@ -80,6 +80,21 @@ impl Memory {
         place.map(|place| self.foreign.swap_remove(place)).is_some()
     }
 
+    /// All registrations, with what is in them. Memory of others has one key for both uses, as attackers guess it.
+    pub(super) fn all(&self) -> Vec<(Region, Vec<u8>)> {
+        let own = self.registrations.iter().flatten().map(|own| {
+            let len = u32::try_from(own.bytes.len()).unwrap_or(u32::MAX);
+            let region = Region { address: own.address, len, lkey: own.key, rkey: own.key };
+            (region, own.bytes.clone())
+        });
+        let foreign = self.foreign.iter().filter_map(|(key, memory)| {
+            let (address, len) = (memory.address(), u32::try_from(memory.len()).ok()?);
+            let region = Region { address, len, lkey: *key, rkey: *key };
+            Some((region, memory.copy(address, len)?))
+        });
+        own.chain(foreign).collect()
+    }
+
     pub(super) fn live(&self) -> usize {
         self.registrations.iter().flatten().count() + self.foreign.len()
     }

@@ -3,14 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{PipeWriter, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use raceline_proto::rdma::WorkStatus;
 
 use super::memory::Memory;
 use super::random::Random;
 use super::{NetworkConfig, Profile};
-use crate::verbs::{Completion, ConnectionId, Event, PairConfig, RecvWork, SendWork};
+use crate::verbs::{Completion, ConnectionId, Event, PairConfig, RecvWork, SendWork, Slice};
+
+/// Sinks of RDMA READs that a connection remembers.
+pub(super) const SINKS: usize = 32;
 
 /// A step of the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +77,10 @@ pub(super) struct Node {
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) shared: Option<Shared>,
     pub(super) is_removed: bool,
+    /// Its address, as the connection managers of others tell it.
+    pub(super) address: Option<IpAddr>,
+    /// Nothing that is sent to it arrives: the senders try again and again.
+    pub(super) takes_nothing: bool,
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
     pub(super) has_rung: bool,
@@ -169,6 +176,8 @@ pub(super) struct Pair {
     pub(super) receives_taken: u32,
     pub(super) reads: u8,
     pub(super) max_reads: u8,
+    /// Where the data of the peer's last RDMA READs went, as iWARP's requests say it.
+    pub(super) sinks: VecDeque<Slice>,
     pub(super) engine_is_due: bool,
     pub(super) flush_is_due: bool,
 }
@@ -194,6 +203,7 @@ impl Pair {
             receives_taken: 0,
             reads: 0,
             max_reads: 0,
+            sinks: VecDeque::new(),
             engine_is_due: false,
             flush_is_due: false,
         }
@@ -215,6 +225,8 @@ pub(super) struct State {
     pub(super) nodes: Vec<Node>,
     pub(super) pairs: Vec<Pair>,
     pub(super) misuses: Vec<String>,
+    /// Times that a message has found no receive.
+    pub(super) waits: u64,
     /// Steps of later times, and those that are to be done at once, in order.
     later: BinaryHeap<Reverse<Timed>>,
     at_once: VecDeque<Step>,
@@ -231,6 +243,7 @@ impl State {
             nodes: Vec::new(),
             pairs: Vec::new(),
             misuses: Vec::new(),
+            waits: 0,
             later: BinaryHeap::new(),
             at_once: VecDeque::new(),
             count: 0,
@@ -246,6 +259,8 @@ impl State {
             listeners: Vec::new(),
             shared: None,
             is_removed: false,
+            address: None,
+            takes_nothing: false,
             ringer,
             has_rung: false,
         });

@@ -8,7 +8,7 @@ use raceline_rdma::fake::{FakeDevice, Faults, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Rejection, SendWork,
 };
-use raceline_rdma::{ConnectError, PortConfig};
+use raceline_rdma::{ConnectError, PortConfig, Refusal};
 use zerocopy::IntoBytes;
 
 use super::support::{Host, Pair, address, port_config};
@@ -82,7 +82,7 @@ fn requests_that_are_refused() {
     assert_eq!(ask(&mut pair, &mut device, &with(6, 0), 1), Some(RejectStatus::Hsqsize));
     assert_eq!(ask(&mut pair, &mut device, &request.to_bytes(), 0), Some(RejectStatus::Ird));
     assert_eq!(ask(&mut pair, &mut device, &request.to_bytes(), 1), None);
-    assert_eq!(pair.target.port.rejected(), 5);
+    assert_eq!(pair.target.port.counts().refused, 5);
     pair.end();
 }
 
@@ -182,6 +182,8 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
     pair.connect(&[1, 2, 3]);
     let refused = ConnectError::Rejected(RejectStatus::NoResources);
     assert_eq!((pair.host.live.len(), &pair.host.failures[..]), (2, &[refused][..]));
+    let refusal = Refusal::Completions { needed: 48, free: 4, all: 100 };
+    assert_eq!(pair.target.refusals, [refusal]);
     for _ in 0..2000 {
         pair.host.submit(&mut pair.dice);
         pair.step();
@@ -191,9 +193,10 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
 
 #[test]
 fn queues_beyond_the_shared_receives_have_their_own() {
-    // Of queues with 16 entries, two take shared receives; iWARP ends a connection that finds none.
-    for shared_receives in [0, 40] {
-        let config = NetworkConfig { profile: Profile::Iwarp, ..NetworkConfig::default() };
+    // Of queues with 16 entries, two take shared receives on RoCE, and none on iWARP.
+    let cases = [(Profile::Roce, 0), (Profile::Roce, 40), (Profile::Iwarp, 40)];
+    for (profile, shared_receives) in cases {
+        let config = NetworkConfig { profile, ..NetworkConfig::default() };
         let port = PortConfig { shared_receives, ..port_config() };
         let mut pair = Pair::new(config, port);
         // Each round begins with other queues, and no receive gets lost.
@@ -210,6 +213,7 @@ fn queues_beyond_the_shared_receives_have_their_own() {
             pair.host.losses.clear();
         }
         assert!(pair.host.completed > 1000, "{}", pair.host.completed);
+        assert_eq!(pair.network.waits(), 0, "{profile:?}: each message has found a receive");
         pair.end();
     }
 }

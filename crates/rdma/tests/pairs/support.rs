@@ -10,7 +10,7 @@ use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
 use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
 use raceline_rdma::{
     CommandToken, ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer,
-    Loss, PortConfig, SubmitError, TargetEvent, TargetPort, TargetPortEvent,
+    Loss, PortConfig, Refusal, SubmitError, TargetEvent, TargetPort, TargetPortEvent,
 };
 
 pub(crate) const BLOCK: u32 = 512;
@@ -87,6 +87,7 @@ pub(crate) struct Target {
     jobs: Vec<Job>,
     reading: HashMap<(ConnectionId, u16), Fetched>,
     pub(crate) losses: Vec<(ConnectionId, Loss)>,
+    pub(crate) refusals: Vec<Refusal>,
     pub(crate) executed: u64,
     pub(crate) accepted: Vec<ConnectionId>,
 }
@@ -107,6 +108,7 @@ impl Target {
             jobs: Vec::new(),
             reading: HashMap::new(),
             losses: Vec::new(),
+            refusals: Vec::new(),
             executed: 0,
             accepted: Vec::new(),
         }
@@ -117,6 +119,7 @@ impl Target {
         while let Some((connection, event)) = self.port.poll_event() {
             match event {
                 TargetPortEvent::Accepted { .. } => self.accepted.push(connection),
+                TargetPortEvent::Refused { refusal, .. } => self.refusals.push(refusal),
                 TargetPortEvent::Queue(event) => self.handle(connection, event),
                 TargetPortEvent::Closed => {
                     let left = self.jobs.iter().any(|job| job.connection == connection);

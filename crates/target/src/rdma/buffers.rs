@@ -6,6 +6,9 @@ use raceline_rdma::verbs::{Access, Provider, Region};
 const LEAST: u32 = 4096;
 
 /// Buffers of powers of two. They are registered when they are first needed, and kept.
+///
+/// Buffers that are open to writes of peers are not kept: each transfer tells a peer the key of its buffer. The key has to be
+/// dead before data of another connection can be there.
 #[derive(Debug)]
 pub(super) struct Buffers {
     access: Access,
@@ -30,6 +33,12 @@ impl Buffers {
     /// The most that one connection may have at a time, beyond its first buffer.
     pub(super) fn share(&self) -> u64 {
         self.budget / 4
+    }
+
+    /// Whether a host that has so many bytes may have another buffer for so many: half of all, or one buffer. So another
+    /// host finds a half, whatever this one does not take.
+    pub(super) fn may_hold(&self, held: u64, len: u32) -> bool {
+        held == 0 || held + Self::size_of(len) <= self.budget / 2
     }
 
     /// A buffer of at least so many bytes. `None`: all are in use, or the device refuses more.
@@ -60,8 +69,12 @@ impl Buffers {
         }
     }
 
-    /// A buffer comes back.
-    pub(super) fn give(&mut self, region: Region) {
+    /// A buffer comes back. No request can touch it any longer.
+    pub(super) fn give<P: Provider>(&mut self, device: &mut P, region: Region) {
+        if self.access.remote_write {
+            self.registered -= u64::from(region.len);
+            return device.deregister(region);
+        }
         self.free[class_of(u64::from(region.len))].push(region);
     }
 
@@ -92,14 +105,27 @@ mod tests {
         assert_eq!(small.len(), 4);
         assert_eq!(buffers.take(&mut device, 4096), None, "the budget is used up");
         assert_eq!(buffers.take(&mut device, 16 * 1024), None);
-        small.into_iter().for_each(|region| buffers.give(region));
+        small.into_iter().for_each(|region| buffers.give(&mut device, region));
         let large = buffers.take(&mut device, 9000).unwrap();
         assert_eq!(large.len, 16 * 1024, "the small ones had to go");
         assert_eq!(network.leftovers().0, 1);
         assert_eq!(buffers.take(&mut device, 1), None);
-        buffers.give(large);
+        buffers.give(&mut device, large);
         buffers.end(&mut device);
         assert_eq!(network.leftovers().0, 0);
         assert_eq!(buffers.registered, 0);
+    }
+
+    #[test]
+    fn a_buffer_that_is_open_to_peers_ends_with_its_use() {
+        let network = Network::new(NetworkConfig::default());
+        let mut device = network.add_device();
+        let mut buffers = Buffers::new(Access::HOST_DATA, 16 * 1024);
+        for _ in 0..8 {
+            let buffer = buffers.take(&mut device, 16 * 1024).unwrap();
+            assert_eq!(buffers.take(&mut device, 1), None, "the budget is used up");
+            buffers.give(&mut device, buffer);
+            assert_eq!((network.leftovers().0, buffers.registered), (0, 0));
+        }
     }
 }

@@ -43,6 +43,8 @@ pub struct RdmaConfig {
     pub reads_regions: bool,
     /// Queue pairs at a time.
     pub connections: usize,
+    /// A host that has taken nothing for this long loses its queue.
+    pub stuck_after: Duration,
     /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
     pub completions: u32,
 }
@@ -62,6 +64,7 @@ impl RdmaConfig {
             shared_receives: SHARED_RECEIVES,
             reads_regions: false,
             connections: 1024,
+            stuck_after: Duration::from_secs(30),
             completions: 1 << 16,
         }
     }
@@ -81,7 +84,7 @@ impl RdmaConfig {
             },
             shared_receives: self.shared_receives,
             connections: self.connections,
-            stuck_after: Duration::from_secs(30),
+            stuck_after: self.stuck_after,
             establish_within: Duration::from_secs(10),
             drain_within: Duration::from_secs(2),
         }

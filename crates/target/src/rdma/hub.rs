@@ -16,10 +16,11 @@ use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
 use super::line::Line;
 use super::places::Places;
+use super::sources::Sources;
 use super::works::Works;
 
 /// The time between two looks at the deadlines of queue pairs.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Responses that are under way have this long to leave when a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// At the end of all connections of a listener that is gone, the core waits no longer than this for them.
@@ -51,7 +52,7 @@ pub(super) struct Hub {
 
 impl Hub {
     pub(super) fn new(device: Device, config: &RdmaConfig) -> Self {
-        // iWARP's RDMA READs write as if they came from the peer.
+        // iWARP's RDMA READs write as if they came from the peer, and tell it the buffer's key (RFC 5040, 4.4).
         let open = Access { remote_write: true, ..Access::LOCAL };
         let fetched = if device.capabilities().is_iwarp { open } else { Access::LOCAL };
         let half = config.buffer_bytes / 2;
@@ -59,6 +60,7 @@ impl Hub {
             port: TargetPort::new(device, config.port()),
             fetched: Buffers::new(fetched, half),
             given: Buffers::new(Access::LOCAL, half),
+            sources: Sources::default(),
             places: Places::new(config.reads_regions),
             starved: Vec::new(),
             released: false,
@@ -82,6 +84,11 @@ impl Hub {
     /// Whether the device was removed: no connection comes any more.
     pub(super) fn is_device_gone(&self) -> bool {
         self.works.port.is_device_gone()
+    }
+
+    /// Whether there are connections.
+    pub(super) fn has_lines(&self) -> bool {
+        !self.lines.is_empty()
     }
 
     /// The descriptor that is readable when the device has news.
@@ -161,8 +168,13 @@ impl Hub {
                 let peer = self.works.port.provider().peer(id);
                 // A peer without an address counts as one of the listener's own machine.
                 let peer = peer.unwrap_or(SocketAddr::new(listener.ip(), 0));
-                self.lines.insert(id.0, Line::new(id, qid, grant.entries, near));
+                let source = self.works.sources.enter(peer);
+                self.lines.insert(id.0, Line::new((id, source), qid, grant.entries, near));
                 self.arrivals.push_back(Arrival { id, peer, bell: far });
+            }
+            TargetPortEvent::Refused { peer, refusal } => {
+                let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+                tracing::info!(event = "refused", peer, %refusal, "an RDMA queue was refused");
             }
             TargetPortEvent::Queue(event) => match self.lines.get_mut(id.0) {
                 Some(line) => {
@@ -175,10 +187,17 @@ impl Hub {
                 let Some(line) = self.lines.get_mut(id.0) else { return };
                 line.is_over = true;
                 if line.is_dropped {
-                    line.end(&mut self.works);
-                    self.lines.remove(id.0);
+                    self.forget(id);
                 }
             }
+        }
+    }
+
+    /// Nobody has the connection, and its queue pair is no more.
+    fn forget(&mut self, id: ConnectionId) {
+        if let Some(mut line) = self.lines.remove(id.0) {
+            line.end(&mut self.works);
+            self.works.sources.leave(line.source);
         }
     }
 
@@ -335,8 +354,7 @@ impl Hub {
         line.drop_input(&mut self.works);
         let is_read = line.leases > 0;
         if line.is_over {
-            line.end(&mut self.works);
-            self.lines.remove(id.0);
+            self.forget(id);
             return self.settle(now);
         }
         let leaves = self.works.port.queue(id).is_some_and(|queue| queue.awaits_host());
@@ -378,13 +396,14 @@ impl Drop for Hub {
             self.finish_closing(id, Instant::now());
         }
         self.settle(Instant::now());
+        // Memory is given back when no queue pair is left that could touch it.
+        self.works.port.end();
         for (_, mut line) in self.lines.drain() {
             line.end(&mut self.works);
         }
         let Works { port, fetched, given, places, .. } = &mut self.works;
         fetched.end(port.provider());
         given.end(port.provider());
-        port.end();
         places.clear(port.provider());
     }
 }

@@ -24,6 +24,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::buffers::Buffers;
 use super::places::Lease;
+use super::sources::SourceId;
 use super::works::Works;
 
 /// Bytes of the longest header.
@@ -104,6 +105,8 @@ type Broken = &'static str;
 pub(super) struct Line {
     id: ConnectionId,
     qid: QueueId,
+    /// Whose buffers it has.
+    pub(super) source: SourceId,
     /// Commands that the host may have outstanding.
     entries: u16,
     pieces: VecDeque<Piece>,
@@ -144,11 +147,17 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(id: ConnectionId, qid: QueueId, entries: u16, bell: UnixStream) -> Self {
+    pub(super) fn new(
+        (id, source): (ConnectionId, SourceId),
+        qid: QueueId,
+        entries: u16,
+        bell: UnixStream,
+    ) -> Self {
         let count = usize::from(entries);
         let mut line = Self {
             id,
             qid,
+            source,
             entries,
             pieces: VecDeque::with_capacity(2 * count + 1),
             headers: Vec::with_capacity(count * CapsuleCmdPdu::LEN + MAX_HEADER),
@@ -272,7 +281,7 @@ impl Line {
         match self.pieces.pop_front() {
             Some(Piece::Fetched { region, last: true, .. }) => {
                 self.held -= u64::from(region.len);
-                works.give_fetched(region);
+                works.give_fetched(self.source, region);
             }
             // Some are left only when nobody reads them any longer.
             Some(Piece::Headers(unread)) => self.headers_at += unread,
@@ -291,7 +300,7 @@ impl Line {
                 self.slots.remove(command.cid.0.into());
                 if let Some(region) = command.fetched.take() {
                     self.held -= u64::from(region.len);
-                    works.give_fetched(region);
+                    works.give_fetched(self.source, region);
                 }
             }
             TargetEvent::Responded(NO_DATA) => {}
@@ -303,7 +312,7 @@ impl Line {
                 if let Some(region) = place.and_then(Option::take) {
                     self.tags.push(tag);
                     self.held -= u64::from(region.len);
-                    works.give_given(region);
+                    works.give_given(self.source, region);
                 }
             }
             TargetEvent::Lost(loss) => {
@@ -400,7 +409,7 @@ impl Line {
         let Some(region) = command.fetched.take() else { return };
         if let Some(cqe) = command.early.take() {
             self.held -= u64::from(region.len);
-            works.give_fetched(region);
+            works.give_fetched(self.source, region);
             return self.respond(works, slot, token, cqe);
         }
         command.token = Some(token);
@@ -579,11 +588,8 @@ impl Line {
         }
         if self.commands[usize::from(slot)].given.is_none() {
             let share = works.given.share();
-            let region = if self.may_hold(len, share) {
-                works.given.take(works.port.provider(), len)
-            } else {
-                None
-            };
+            let region =
+                if self.may_hold(len, share) { works.take_given(self.source, len) } else { None };
             let Some(region) = region else {
                 self.starve(works);
                 return Ok(false);
@@ -640,11 +646,8 @@ impl Line {
                 continue;
             }
             let share = works.fetched.share();
-            let region = if self.may_hold(len, share) {
-                works.fetched.take(works.port.provider(), len)
-            } else {
-                None
-            };
+            let region =
+                if self.may_hold(len, share) { works.take_fetched(self.source, len) } else { None };
             let Some(region) = region else { return self.starve(works) };
             self.to_fetch.pop_front();
             self.held += u64::from(region.len);
@@ -693,7 +696,7 @@ impl Line {
                 cqe.status = Status::DATA_TRANSFER_ERROR;
             }
             self.held -= u64::from(region.len);
-            works.give_given(region);
+            works.give_given(self.source, region);
             data = None;
         }
         let tag = data.map_or(NO_DATA, |region| self.tag(region));
@@ -741,14 +744,22 @@ impl Line {
     pub(super) fn end(&mut self, works: &mut Works) {
         self.drop_input(works);
         for command in &mut self.commands {
-            command.fetched.take().into_iter().for_each(|region| works.give_fetched(region));
-            command.given.take().into_iter().for_each(|region| works.give_given(region));
+            command
+                .fetched
+                .take()
+                .into_iter()
+                .for_each(|region| works.give_fetched(self.source, region));
+            command
+                .given
+                .take()
+                .into_iter()
+                .for_each(|region| works.give_given(self.source, region));
             let lease = command.in_place.take();
             lease.into_iter().for_each(|lease| _ = works.places.end(lease.range));
         }
         self.leases = 0;
         for region in self.sending.drain(..).flatten() {
-            works.give_given(region);
+            works.give_given(self.source, region);
         }
         self.held = 0;
     }

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::Duration;
 
-use raceline_rdma::device::NewsSet;
+use raceline_rdma::device::{NewsSet, Ticks};
 use raceline_rdma::verbs::Provider;
 use raceline_reactor::{Socket, Source, StreamListener};
 
 use super::config::{OpenDevice, RdmaConfig};
-use super::hub::Hub;
+use super::hub::{CHECK_INTERVAL, Hub};
 use super::streams::{Stream, lock};
 
 /// The time before the first try to open a device again, which doubles from try to try.
@@ -67,8 +67,10 @@ pub(super) struct Listener {
     opener: Arc<Opener>,
     address: SocketAddr,
     state: State,
-    /// Of the device, or of the search for one.
+    /// Of the device, or of the search for one, and the ticks.
     news: NewsSet,
+    /// While there are connections: hosts that take nothing are found when nothing else happens.
+    ticks: Ticks,
 }
 
 impl Listener {
@@ -81,8 +83,10 @@ impl Listener {
         let hub = opener.hub(address)?;
         let news = NewsSet::new()?;
         news.watch(lock(&hub).news())?;
+        let ticks = Ticks::new(CHECK_INTERVAL)?;
+        news.watch(ticks.as_fd())?;
         let opener = Arc::clone(opener);
-        Ok(Self { opener, address, state: State::Listening(hub), news })
+        Ok(Self { opener, address, state: State::Listening(hub), news, ticks })
     }
 
     /// Leaves the device to the connections that it still has, and looks for another one.
@@ -144,12 +148,16 @@ impl Listener {
 
 impl StreamListener for Listener {
     fn accept(&mut self) -> io::Result<Socket> {
+        self.ticks.take();
         loop {
             if let State::Listening(hub) = &self.state {
-                let (arrival, is_gone) = {
+                let (arrival, is_gone, has_lines) = {
                     let mut locked = lock(hub);
-                    (locked.accept(), locked.is_device_gone())
+                    (locked.accept(), locked.is_device_gone(), locked.has_lines())
                 };
+                if let Err(error) = self.ticks.want(has_lines && !is_gone) {
+                    tracing::warn!(%error, "an RDMA listener has no timer");
+                }
                 if let Some(arrival) = arrival.filter(|_| !is_gone) {
                     let peer = arrival.peer;
                     let stream = Stream::new(Arc::clone(hub), arrival);

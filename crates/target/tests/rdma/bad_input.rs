@@ -11,49 +11,57 @@ use raceline_rdma::verbs::{
     Access, ConnectionId, Event, Operation, PairConfig, Provider, Rejection, SendWork,
 };
 use raceline_rdma::{ConnectConfig, HostTransfer};
-use raceline_target::{Target, TargetConfig};
+use raceline_target::{RdmaConfig, Target, TargetConfig};
 use zerocopy::IntoBytes;
 
 use super::host::{Fabric, Host, PATIENCE};
 use super::{DATA, blocks, nobody_is_left, write_and_read};
-use crate::common::{RawHost, Wants, block_sqe, config, eventually, nqn, pattern, status};
+use crate::common::{RawHost, Wants, block_sqe, config, eventually, nqn, pattern, ram, status};
 
 /// A target, and a host that keeps the rules.
-struct Scene {
-    fabric: Fabric,
-    target: Target,
-    tcp: SocketAddr,
-    rdma: SocketAddr,
-    good: Host,
-    queue: ConnectionId,
-    profile: Profile,
+pub(super) struct Scene {
+    pub(super) fabric: Fabric,
+    pub(super) target: Target,
+    pub(super) tcp: SocketAddr,
+    pub(super) rdma: SocketAddr,
+    pub(super) good: Host,
+    pub(super) admin: ConnectionId,
+    pub(super) queue: ConnectionId,
+    pub(super) profile: Profile,
 }
 
 impl Scene {
     /// One with each kind of devices, whose steps take up to so long.
-    fn of_each_profile(delay: Duration) -> impl Iterator<Item = Self> {
+    pub(super) fn of_each_profile(delay: Duration) -> impl Iterator<Item = Self> {
         let scene =
             move |profile| Self::new(NetworkConfig { profile, delay, ..NetworkConfig::default() });
         [Profile::Roce, Profile::Iwarp].into_iter().map(scene)
     }
 
-    fn new(network: NetworkConfig) -> Self {
+    pub(super) fn new(network: NetworkConfig) -> Self {
+        let config = config(1);
+        let rdma = RdmaConfig::of(&config);
+        Self::of(network, config, rdma)
+    }
+
+    pub(super) fn of(network: NetworkConfig, config: TargetConfig, rdma: RdmaConfig) -> Self {
         let fabric = Fabric::new(network);
-        let (target, tcp, rdma) = fabric.target(TargetConfig { ..config(1) });
+        let streams = fabric.streams_of(rdma);
+        let (target, tcp, rdma) = fabric.target_of(config, streams, ram("16M"));
         let mut good = Host::new(&fabric, rdma);
-        let (_, cntlid) = good.admin(&nqn(), 0);
+        let (admin, cntlid) = good.admin(&nqn(), 0);
         let queue = good.io(cntlid, 1, 32);
-        Self { fabric, target, tcp, rdma, good, queue, profile: network.profile }
+        Self { fabric, target, tcp, rdma, good, admin, queue, profile: network.profile }
     }
 
     /// The host that keeps the rules has noticed nothing.
-    fn goes_on(&mut self) {
+    pub(super) fn goes_on(&mut self) {
         assert_eq!(self.good.losses, []);
         write_and_read(&mut self.good, self.queue, 64, 4096);
         write_and_read(&mut self.good, self.queue, 128, 128 << 10);
     }
 
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         self.goes_on();
         eventually("only the good host is left", || self.target.stats().controllers == 1);
         self.target.shutdown().unwrap();
@@ -74,7 +82,11 @@ fn event(device: &mut FakeDevice) -> Event {
 }
 
 /// Asks for a queue with these private data.
-fn ask(device: &mut FakeDevice, address: SocketAddr, private: &[u8]) -> (ConnectionId, Event) {
+pub(super) fn ask(
+    device: &mut FakeDevice,
+    address: SocketAddr,
+    private: &[u8],
+) -> (ConnectionId, Event) {
     let id = device.resolve(address).unwrap();
     assert_eq!(event(device), Event::Resolved(id));
     let pair = PairConfig { sends: 64, receives: 64, shares_receives: false, inline_bytes: 64 };
@@ -83,7 +95,7 @@ fn ask(device: &mut FakeDevice, address: SocketAddr, private: &[u8]) -> (Connect
     (id, event(device))
 }
 
-fn request() -> [u8; 32] {
+pub(super) fn request() -> [u8; 32] {
     QueueRequest { qid: QueueId(1), receives: 32, entries: 32, cntlid: None }.to_bytes()
 }
 

@@ -1,6 +1,7 @@
 //! NVMe/RDMA through the whole target, by a host over the simulated network, with TCP hosts on the same core.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod attacks;
 mod bad_input;
 mod host;
 mod in_place;

@@ -175,6 +175,7 @@ fn describe_device(device: &RdmaDeviceStats) -> Value {
         "send_doorbell_updates": counts.send_posts,
         "total_recv_wrs": counts.receives,
         "recv_doorbell_updates": counts.receive_posts,
+        "refused_queues": counts.refused,
     })
 }
 
