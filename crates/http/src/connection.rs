@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -56,11 +56,10 @@ pub(crate) async fn serve(
     let service = service_fn(|request| {
         let shared = Arc::clone(shared);
         async move {
-            shared.answering.fetch_add(1, Ordering::Relaxed);
-            let answered = respond(&shared, parts, ends, request).await;
+            let answering = Answering::new(&shared);
+            let answered = respond(&shared, parts, ends, request, &answering.is_over).await;
             let answered = answered.unwrap_or_else(|refused| refused);
             shared.counts.answered(answered.status());
-            shared.answering.fetch_sub(1, Ordering::Relaxed);
             Ok::<_, Infallible>(answered)
         }
     });
@@ -133,12 +132,34 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
     page.map(Route::Page)
 }
 
+/// A request that is being answered. It is dropped with its answer, or earlier when the client goes away.
+struct Answering<'a> {
+    shared: &'a Shared,
+    /// Whether nobody waits for the answer any more.
+    is_over: Arc<AtomicBool>,
+}
+
+impl<'a> Answering<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.answering.fetch_add(1, Ordering::Relaxed);
+        Self { shared, is_over: Arc::default() }
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.shared.answering.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The answer to a request, or why there is none.
 async fn respond(
     shared: &Arc<Shared>,
     parts: Parts,
     ends: Ends,
     request: Request<Incoming>,
+    is_over: &Arc<AtomicBool>,
 ) -> Result<Answer, Answer> {
     let (head, body) = request.into_parts();
     let guard = &shared.guard;
@@ -171,8 +192,10 @@ async fn respond(
         Route::Metrics => metrics(shared, &head).await,
         Route::Rpc => {
             let body = read(body, shared.patience).await?;
-            let shared = Arc::clone(shared);
-            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body)).await
+            let (shared, is_over) = (Arc::clone(shared), Arc::clone(is_over));
+            let is_gone = move || is_over.load(Ordering::Relaxed);
+            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body, &is_gone))
+                .await
         }
     }
 }

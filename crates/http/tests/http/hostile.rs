@@ -151,6 +151,25 @@ fn connections_beyond_the_limit_are_told_so() {
     }
 }
 
+/// Calls that wait have threads of their own, and there are only so many.
+#[test]
+fn clients_that_are_gone_hold_up_nobody() {
+    let served = Served::start();
+    let wait = |id, ms| json!({ "method": "bdev_get_bdevs", "id": id, "params": { "name": "none", "timeout": ms } });
+    let batch = json!([wait(1, 500), wait(2, 40_000)]).to_string();
+    let began = Instant::now();
+    let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+    clients.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &batch));
+    // All of them wait by now.
+    std::thread::sleep(Duration::from_millis(250));
+    drop(clients);
+    let deadline = began + LIMIT;
+    while served.get("/metrics").status != 200 {
+        assert!(Instant::now() < deadline, "places are not given back");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
 #[test]
 fn tokens_cannot_be_tried_fast() {
     let served = Served::start();
