@@ -7,7 +7,7 @@
 mod reach;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use raceline_bdev::Identity;
 use raceline_reactor::private_socket::SocketError;
@@ -157,6 +157,7 @@ impl Daemon {
         }
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Manager::new(manager, registry.clone()));
+        manager.check_history(origin.kept());
         origin.make(&manager, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&manager))?;
@@ -190,6 +191,7 @@ impl Daemon {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Manager::new(manager, registry.clone()));
         let origin = Origin::Kept(predecessor.catalogue());
+        manager.check_history(origin.kept());
         origin.make(&manager, &registry).map_err(|error| unable(&error))?;
         manager.share();
         manager.at_start(Box::new(move |manager| {
@@ -276,6 +278,15 @@ fn manager_config(config: &mut DaemonConfig) -> ManagerConfig {
 }
 
 impl Origin {
+    /// What the daemon has kept.
+    fn kept(&self) -> &Catalogue {
+        static NOTHING: LazyLock<Catalogue> = LazyLock::new(Catalogue::default);
+        match self {
+            Self::Nothing | Self::File(..) => &NOTHING,
+            Self::Kept(catalogue) => catalogue,
+        }
+    }
+
     /// Makes what the current phase allows.
     fn make(&self, manager: &Manager, registry: &Registry) -> Result<(), StartError> {
         match self {

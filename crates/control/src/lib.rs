@@ -6,6 +6,7 @@
 //! of the socket is in [`client`]; both ends know SPDK's methods from [`schema`].
 
 pub mod absent;
+pub mod allowance;
 pub mod client;
 pub mod codec;
 pub mod configuration;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::absent::{US, absent};
+use crate::allowance::Allowance;
 use crate::error::{RpcError, code};
 use crate::manager::history::{self, Caller};
 use crate::manager::{Manager, Phase};
@@ -90,6 +91,8 @@ pub struct Call<'a> {
     pub method: &'a str,
     /// The caller.
     pub peer: Peer,
+    /// What the calls of the same request share.
+    pub allowance: &'a Allowance,
 }
 
 type Handler = Box<dyn Fn(&Call<'_>, Option<&RawValue>) -> Result<Value, RpcError> + Send + Sync>;
@@ -289,6 +292,18 @@ impl Registry {
         name: &str,
         params: Option<&RawValue>,
     ) -> Result<Value, RpcError> {
+        self.call_within(&Allowance::default(), manager, peer, name, params)
+    }
+
+    /// The same for a call of a request that may have more of them.
+    pub(crate) fn call_within(
+        &self,
+        allowance: &Allowance,
+        manager: &Manager,
+        peer: Peer,
+        name: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Value, RpcError> {
         let Some(method) = self.get(name) else {
             return Err(self.not_found(name));
         };
@@ -314,7 +329,7 @@ impl Registry {
             let text = format!("{name} method requires no parameters");
             return Err(RpcError::new(code::INVALID_PARAMS, text));
         }
-        let call = Call { manager, registry: self, method: method.name, peer };
+        let call = Call { manager, registry: self, method: method.name, peer, allowance };
         let result = match method.access {
             Access::Read => (method.handler)(&call, params),
             Access::Change => {

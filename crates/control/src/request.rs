@@ -1,14 +1,17 @@
 //! JSON-RPC 2.0 over one value: a request or a batch in, the text of the answer out.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::allowance::{Allowance, MOST_ANSWER_BYTES, MOST_CALLS};
 use crate::codec::SplitError;
 use crate::error::{RpcError, code};
 use crate::manager::Manager;
+use crate::manager::journal::JournalError;
 use crate::method::{Access, Registry};
 use crate::role::Peer;
 
@@ -55,68 +58,151 @@ impl Dispatcher<'_> {
     /// when this returns.
     #[must_use]
     pub fn answer(&self, value: &[u8]) -> Option<String> {
+        self.answer_while(value, &|| false)
+    }
+
+    /// The same for a client that may go away meanwhile. Its changes are made all the same, but what only reads is for
+    /// nobody then, and is not done.
+    #[must_use]
+    pub fn answer_while(&self, value: &[u8], is_gone: &dyn Fn() -> bool) -> Option<String> {
         let Ok(text) = std::str::from_utf8(value) else {
-            return Some(line(None, &refusal(code::PARSE_ERROR, "Parse error")) + "\n");
+            return Some(refused(&RpcError::new(code::PARSE_ERROR, "Parse error")));
         };
         let text = text.trim();
         let is_batch = text.starts_with('[');
-        let mut answers = if is_batch {
-            match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(parts) if !parts.is_empty() => {
-                    parts.into_iter().map(|part| self.execute(part.get())).collect()
-                }
-                _ => return Some(line(None, &invalid_request()) + "\n"),
-            }
-        } else {
-            vec![self.execute(text)]
+        let calls = match is_batch {
+            true => match calls_of(text) {
+                Ok(calls) => calls,
+                Err(error) => return Some(refused(&error)),
+            },
+            false => vec![text],
         };
-        self.make_durable(&mut answers);
-        let lines: Vec<String> = answers
-            .iter()
-            // As in SPDK, a result without an id is not answered, but a failure is.
-            .filter(|answer| answer.result.is_err() || answer.id.is_some())
-            .map(|answer| line(answer.id, &answer.result))
-            .collect();
-        match (is_batch, lines.is_empty()) {
-            (_, true) => None,
-            (false, false) => Some(lines.concat() + "\n"),
-            (true, false) => Some(format!("[{}]\n", lines.join(","))),
+        let (allowance, mut answers) = (Allowance::default(), Answers::new(is_batch));
+        for call in calls {
+            let (id, (changes, result)) = match (parse(call), answers.has_room()) {
+                (Err(id), _) => (id, (false, Err(invalid_request()))),
+                (Ok(call), Err(full)) => (call.id, (false, Err(full))),
+                (Ok(call), Ok(())) => (call.id, self.execute(&call, &allowance, is_gone)),
+            };
+            answers.add(id, changes, &result);
         }
+        if answers.have_changes()
+            && let Err(error) = self.manager.wait_durable()
+        {
+            answers = answers.not_durable(&error);
+        }
+        answers.text()
     }
 
-    fn execute<'a>(&self, text: &'a str) -> Answer<'a> {
-        let Request { id, params, method, .. } = match parse(text) {
-            Ok(request) => request,
-            Err(id) => return Answer { id, changes: false, result: invalid_request() },
-        };
+    /// Makes a call. Gives whether its method changes something, and the result.
+    fn execute(
+        &self,
+        request: &Request<'_>,
+        allowance: &Allowance,
+        is_gone: &dyn Fn() -> bool,
+    ) -> (bool, Result<Value, RpcError>) {
+        let Request { params, method, .. } = request;
         let Ok(name) = serde_json::from_str::<Cow<'_, str>>(method.get()) else {
-            return Answer { id: None, changes: false, result: invalid_request() };
+            return (false, Err(invalid_request()));
         };
         let method = self.registry.get(&name);
         let changes = method.is_some_and(|method| method.access == Access::Change);
-        let result = self.registry.call(self.manager, self.peer, &name, params);
-        Answer { id, changes, result }
-    }
-
-    /// Waits once for all changes of a batch, together with changes of other connections.
-    fn make_durable(&self, answers: &mut [Answer<'_>]) {
-        if !answers.iter().any(|answer| answer.changes && answer.result.is_ok()) {
-            return;
+        if !changes && is_gone() {
+            return (false, Err(RpcError::internal("The client is gone")));
         }
-        if let Err(error) = self.manager.wait_durable() {
-            for answer in answers.iter_mut().filter(|answer| answer.changes) {
-                answer.result = Err(RpcError::errno(libc::EIO)
-                    .because(format!("the change is made, but a restart may lose it: {error}")));
-            }
-        }
+        (changes, self.registry.call_within(allowance, self.manager, self.peer, &name, *params))
     }
 }
 
-struct Answer<'a> {
+/// The calls of a batch.
+fn calls_of(text: &str) -> Result<Vec<&str>, RpcError> {
+    let calls: Vec<&RawValue> = serde_json::from_str(text).map_err(|_| invalid_request())?;
+    match calls.len() {
+        0 => Err(invalid_request()),
+        1..=MOST_CALLS => Ok(calls.into_iter().map(RawValue::get).collect()),
+        count => Err(invalid_request().because(format!(
+            "the batch has {count} calls, and one batch may have {MOST_CALLS}: none was made; send \
+             several batches"
+        ))),
+    }
+}
+
+/// The answers to the calls of a request, as text: they are written as they come, so that no large values are kept.
+struct Answers<'a> {
+    is_batch: bool,
+    text: String,
+    calls: Vec<Answered<'a>>,
+}
+
+/// A call that was answered.
+struct Answered<'a> {
     id: Option<&'a RawValue>,
-    /// Whether the method changes something.
-    changes: bool,
-    result: Result<Value, RpcError>,
+    /// Whether it has changed something.
+    has_changed: bool,
+    /// Where its answer is; empty if it asks for none.
+    text: Range<usize>,
+}
+
+impl<'a> Answers<'a> {
+    fn new(is_batch: bool) -> Self {
+        Self { is_batch, text: String::new(), calls: Vec::new() }
+    }
+
+    /// Whether a further call may be made.
+    fn has_room(&self) -> Result<(), RpcError> {
+        let bytes = self.text.len();
+        if bytes < MOST_ANSWER_BYTES {
+            return Ok(());
+        }
+        Err(RpcError::internal("Answer too large").because(format!(
+            "the calls of this batch before this one are answered with {bytes} bytes, and after \
+             {MOST_ANSWER_BYTES} no further call of a batch is made: send this one anew, in a smaller batch"
+        )))
+    }
+
+    fn add(&mut self, id: Option<&'a RawValue>, changes: bool, result: &Result<Value, RpcError>) {
+        // As in SPDK, a result without an id is not answered, but a failure is.
+        let is_answered = result.is_err() || id.is_some();
+        let text = if is_answered { line(id, result) } else { String::new() };
+        self.add_text(id, changes && result.is_ok(), &text);
+    }
+
+    fn add_text(&mut self, id: Option<&'a RawValue>, has_changed: bool, text: &str) {
+        if self.is_batch && !text.is_empty() {
+            self.text.push(if self.text.is_empty() { '[' } else { ',' });
+        }
+        let from = self.text.len();
+        self.text.push_str(text);
+        self.calls.push(Answered { id, has_changed, text: from..self.text.len() });
+    }
+
+    fn have_changes(&self) -> bool {
+        self.calls.iter().any(|call| call.has_changed)
+    }
+
+    /// The same, when what was changed is not kept.
+    fn not_durable(self, error: &JournalError) -> Self {
+        let text = format!("the change is made, but a restart may lose it: {error}");
+        let failed = Err(RpcError::errno(libc::EIO).because(text));
+        let mut again = Self::new(self.is_batch);
+        for Answered { id, has_changed, text } in self.calls {
+            match has_changed {
+                true => again.add(id, true, &failed),
+                false => again.add_text(id, false, &self.text[text]),
+            }
+        }
+        again
+    }
+
+    /// The whole answer with a line end, if one was asked for.
+    fn text(self) -> Option<String> {
+        let mut text = self.text;
+        if text.is_empty() {
+            return None;
+        }
+        text.push_str(if self.is_batch { "]\n" } else { "\n" });
+        Some(text)
+    }
 }
 
 /// The answer to a stream that cannot be read any further, with a line end.
@@ -152,12 +238,8 @@ fn parse(text: &str) -> Result<Request<'_>, Option<&RawValue>> {
     if params { Ok(request) } else { Err(request.id) }
 }
 
-fn refusal(code: i32, message: &'static str) -> Result<Value, RpcError> {
-    Err(RpcError::new(code, message))
-}
-
-fn invalid_request() -> Result<Value, RpcError> {
-    refusal(code::INVALID_REQUEST, "Invalid request")
+fn invalid_request() -> RpcError {
+    RpcError::new(code::INVALID_REQUEST, "Invalid request")
 }
 
 fn line(id: Option<&RawValue>, result: &Result<Value, RpcError>) -> String {

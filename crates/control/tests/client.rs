@@ -6,6 +6,7 @@ mod support;
 
 use std::time::Duration;
 
+use raceline_control::allowance::MOST_CALLS;
 use raceline_control::client::output::render;
 use raceline_control::client::{Address, ClientError, Connection, arguments, config};
 use raceline_control::configuration;
@@ -93,6 +94,12 @@ fn a_batch_reports_each_of_its_calls() {
     assert_eq!(results[0].as_ref().unwrap(), "A");
     assert_eq!(results[1].as_ref().unwrap_err().code, -17);
     assert!(results[2].is_ok());
+    // One answer to all of them.
+    let version = |_| arguments::parse("spdk_get_version", &[]).unwrap();
+    let many: Vec<_> = (0..=MOST_CALLS).map(version).collect();
+    let refused = connection.call_batch(&many).unwrap_err().to_string();
+    assert!(refused.contains("the batch of 1025 calls") && refused.contains("1024"), "{refused}");
+    assert_eq!(connection.call_batch(&many[1..]).unwrap().len(), MOST_CALLS);
 }
 
 #[test]

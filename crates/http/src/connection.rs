@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use tokio::time::{Sleep, sleep};
 use crate::answer::{Answer, answer, text, with};
 use crate::guard::unauthorized;
 use crate::metrics::text::{Form, Names};
+use crate::places::Place;
 use crate::server::Shared;
 use crate::{Page, Parts, health, metrics, rpc};
 
@@ -45,6 +46,7 @@ const TOO_MANY: &[u8] =
 pub(crate) async fn serve(
     stream: TcpStream,
     shared: &Arc<Shared>,
+    place: &Arc<Place>,
     parts: Parts,
     local: SocketAddr,
 ) {
@@ -56,20 +58,20 @@ pub(crate) async fn serve(
     let service = service_fn(|request| {
         let shared = Arc::clone(shared);
         async move {
-            shared.answering.fetch_add(1, Ordering::Relaxed);
-            let answered = respond(&shared, parts, ends, request).await;
+            let answering = Answering::new(&shared, place);
+            let answered = respond(&shared, parts, ends, request, &answering.is_over).await;
             let answered = answered.unwrap_or_else(|refused| refused);
             shared.counts.answered(answered.status());
-            shared.answering.fetch_sub(1, Ordering::Relaxed);
             Ok::<_, Infallible>(answered)
         }
     });
+    let stream = Impatient::new(stream, shared.patience, Arc::clone(place));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(shared.patience)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(Impatient::new(stream, shared.patience)), service)
+        .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {
         tracing::debug!("HTTP connection ended: {error}");
@@ -133,12 +135,37 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
     page.map(Route::Page)
 }
 
+/// A request that is being answered. It is dropped with its answer, or earlier when the client goes away.
+struct Answering<'a> {
+    shared: &'a Shared,
+    place: &'a Place,
+    /// Whether nobody waits for the answer any more.
+    is_over: Arc<AtomicBool>,
+}
+
+impl<'a> Answering<'a> {
+    fn new(shared: &'a Shared, place: &'a Place) -> Self {
+        shared.answering.fetch_add(1, Ordering::Relaxed);
+        place.set_answering(true);
+        Self { shared, place, is_over: Arc::default() }
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.place.set_answering(false);
+        self.shared.answering.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The answer to a request, or why there is none.
 async fn respond(
     shared: &Arc<Shared>,
     parts: Parts,
     ends: Ends,
     request: Request<Incoming>,
+    is_over: &Arc<AtomicBool>,
 ) -> Result<Answer, Answer> {
     let (head, body) = request.into_parts();
     let guard = &shared.guard;
@@ -171,8 +198,10 @@ async fn respond(
         Route::Metrics => metrics(shared, &head).await,
         Route::Rpc => {
             let body = read(body, shared.patience).await?;
-            let shared = Arc::clone(shared);
-            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body)).await
+            let (shared, is_over) = (Arc::clone(shared), Arc::clone(is_over));
+            let is_gone = move || is_over.load(Ordering::Relaxed);
+            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body, &is_gone))
+                .await
         }
     }
 }
@@ -233,12 +262,13 @@ async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Result<Answ
 struct Impatient {
     stream: TcpStream,
     patience: Duration,
+    place: Arc<Place>,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl Impatient {
-    fn new(stream: TcpStream, patience: Duration) -> Self {
-        Self { stream, patience, stalled: None }
+    fn new(stream: TcpStream, patience: Duration, place: Arc<Place>) -> Self {
+        Self { stream, patience, place, stalled: None }
     }
 
     /// Passes on the outcome of a write, and watches the time while there is none.
@@ -248,9 +278,12 @@ impl Impatient {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.stalled = None;
+            if self.stalled.take().is_some() {
+                self.place.set_sending(false);
+            }
             return written;
         }
+        self.place.set_sending(true);
         let patience = self.patience;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
         stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))

@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::StatusCode;
-use tokio::sync::Semaphore;
 
-use crate::MAX_CONNECTIONS;
+use crate::places::Places;
 
 /// A count that threads share.
 #[derive(Debug, Default)]
@@ -29,7 +28,7 @@ impl Count {
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
 /// All counts, and the places for connections.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Counts {
     answers: [Count; CLASSES.len()],
     /// Connections that were too many.
@@ -38,20 +37,7 @@ pub(crate) struct Counts {
     pub(crate) wrong_tokens: Count,
     /// How long the last answer to a scraper took to make.
     pub(crate) scrape_ns: Count,
-    /// One permit for each connection that is possible still.
-    pub(crate) places: Semaphore,
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self {
-            answers: Default::default(),
-            refused: Count::default(),
-            wrong_tokens: Count::default(),
-            scrape_ns: Count::default(),
-            places: Semaphore::new(MAX_CONNECTIONS),
-        }
-    }
+    pub(crate) places: Places,
 }
 
 impl Counts {
@@ -67,6 +53,6 @@ impl Counts {
 
     /// Connections now.
     pub(crate) fn connections(&self) -> usize {
-        MAX_CONNECTIONS - self.places.available_permits().min(MAX_CONNECTIONS)
+        self.places.taken()
     }
 }

@@ -11,6 +11,7 @@ mod guard;
 mod health;
 mod metrics;
 mod page;
+mod places;
 mod rpc;
 mod server;
 mod token;
@@ -25,7 +26,7 @@ pub use page::pages;
 pub use server::HttpServer;
 pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
 
-/// Connections at a time; further ones are told so and closed.
+/// Connections at a time. A further one has the place of one that is idle, or is told that there are too many and closed.
 pub const MAX_CONNECTIONS: usize = 64;
 
 /// How long the server waits for a client.

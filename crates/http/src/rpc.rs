@@ -12,12 +12,18 @@ use crate::answer::{Answer, JSON, answer};
 /// The largest body: the largest request, and a line end.
 pub(crate) const MAX_BODY_BYTES: usize = Bounds::REQUEST.bytes + 2;
 
-/// Executes the value of a body. It may block.
-pub(crate) fn call(manager: &Manager, registry: &Registry, role: Role, body: &[u8]) -> Answer {
+/// Executes the value of a body, for a client that may go away meanwhile. It may block.
+pub(crate) fn call(
+    manager: &Manager,
+    registry: &Registry,
+    role: Role,
+    body: &[u8],
+    is_gone: &dyn Fn() -> bool,
+) -> Answer {
     match one_value(body) {
         Ok(value) => {
             let dispatcher = Dispatcher { registry, manager, peer: Peer::by_http(role) };
-            match dispatcher.answer(&value) {
+            match dispatcher.answer_while(&value, is_gone) {
                 Some(text) => answer(StatusCode::OK, JSON, text),
                 None => answer(StatusCode::NO_CONTENT, JSON, ""),
             }

@@ -126,9 +126,14 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
         };
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
-            match shared.counts.places.try_acquire() {
-                Ok(_place) => connection::serve(stream, &shared, parts, address).await,
-                Err(_) => {
+            match shared.counts.places.take() {
+                Some(taken) => {
+                    let served = connection::serve(stream, &shared, &taken.place, parts, address);
+                    if taken.place.hold(served).await.is_none() {
+                        tracing::debug!("an idle HTTP connection has given way to another one");
+                    }
+                }
+                None => {
                     shared.counts.refused.add_one();
                     connection::refuse(stream).await;
                 }

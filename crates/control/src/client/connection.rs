@@ -161,10 +161,16 @@ impl Connection {
             requests.iter().map(|request| self.request(&request.method, &request.params)).collect();
         let ids: Vec<u64> = numbered.iter().map(|(id, _)| *id).collect();
         self.send(&numbered.into_iter().map(|(_, request)| request).collect())?;
-        let Value::Array(mut replies) = self.receive()? else {
-            return Err(ClientError::Malformed(
-                "a batch was answered by something else".to_owned(),
-            ));
+        let mut replies = match self.receive()? {
+            Value::Array(replies) => replies,
+            // One answer for all of them.
+            reply => {
+                let batch = || format!("the batch of {} calls", ids.len());
+                result_of(reply)?
+                    .map_err(|refusal| ClientError::Refused { method: batch(), refusal })?;
+                let problem = "a batch was answered by something else".to_owned();
+                return Err(ClientError::Malformed(problem));
+            }
         };
         let mut results = Vec::with_capacity(ids.len());
         for id in ids {

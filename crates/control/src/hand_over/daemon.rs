@@ -143,6 +143,8 @@ fn hand_over(
     // No change from here on, unless it fails: neither by a client nor by a host.
     let _changes = manager.hold_changes();
     let held = HeldBack::all(manager);
+    // The successor reads it from the file.
+    manager.save_history();
     if manager.model().disks.any_is_there() {
         return Err(refused(
             "it serves disks (vhost_get_controllers, ublk_get_disks, nbd_get_disks), which only one process can: end them first, or \

@@ -19,9 +19,6 @@ use super::{Change, Manager, ManagerError};
 /// The longest name of a device in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// How long a client may wait for a device: each wait occupies a thread.
-const MAX_WAIT: Duration = Duration::from_secs(600);
-
 /// How often a waiting client checks whether the device is there.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -356,10 +353,9 @@ impl Manager {
     pub fn wait_bdev<T>(
         &self,
         name: &str,
-        timeout_ms: u64,
+        timeout: Duration,
         describe: impl Fn(&Entry) -> T,
     ) -> Option<T> {
-        let timeout = Duration::from_millis(timeout_ms).min(MAX_WAIT);
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(bdev) = self.model().bdevs.find(name) {

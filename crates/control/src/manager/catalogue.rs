@@ -211,6 +211,8 @@ pub struct Catalogue {
     /// arrival looks for them.
     on_base: BTreeMap<String, BTreeSet<u64>>,
     last: u64,
+    /// The sum of the digests of all entries.
+    digest: u64,
 }
 
 impl Catalogue {
@@ -263,6 +265,12 @@ impl Catalogue {
         owned.into_iter().map(|(key, (_, entry))| (key, entry)).collect()
     }
 
+    /// A number that tells configurations apart: the same for the same entries in any order, in all releases.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
     /// How many entries there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -283,6 +291,10 @@ impl Catalogue {
             self.on_base.entry(base.to_owned()).or_default().insert(place);
         }
         self.order.insert(place, key.clone());
+        self.digest = self.digest.wrapping_add(digest_of(&key, &entry));
+        if let Some((_, before)) = self.entries.get(&key) {
+            self.digest = self.digest.wrapping_sub(digest_of(&key, before));
+        }
         self.entries.insert(key, (place, entry));
     }
 
@@ -301,11 +313,21 @@ impl Catalogue {
         let owned: Vec<Key> = self.owned(key).into_iter().map(|(owned, _)| owned.clone()).collect();
         for key in owned {
             self.leave_base(&key);
-            if let Some((place, _)) = self.entries.remove(&key) {
+            if let Some((place, entry)) = self.entries.remove(&key) {
                 self.order.remove(&place);
+                self.digest = self.digest.wrapping_sub(digest_of(&key, &entry));
             }
         }
     }
+}
+
+/// FNV-1a (64 bits) of an entry and its name, as JSON.
+fn digest_of(key: &Key, entry: &Entry) -> u64 {
+    // Names and values that were parsed can always be written.
+    let text = serde_json::to_vec(&(key, entry)).unwrap_or_default();
+    text.iter().fold(0xcbf2_9ce4_8422_2325, |digest, byte| {
+        (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The place of a kind of entries of iSCSI: the order in which SPDK saves them.
@@ -373,6 +395,25 @@ mod tests {
         assert_eq!((names(&catalogue, "a").len(), names(&catalogue, "b").len()), (0, 2));
         assert_eq!(names(&catalogue, "b"), ["\"x\"", "\"y\""]);
         assert_eq!(catalogue.on_base.len(), 1);
+    }
+
+    #[test]
+    fn the_digest_depends_on_all_entries_and_on_nothing_else() {
+        let of = |records: &[&Record]| {
+            let mut catalogue = Catalogue::default();
+            records.iter().for_each(|record| catalogue.apply((*record).clone()));
+            catalogue.digest()
+        };
+        let (a, b, inner) = (put(&["a"], 1), put(&["b"], 1), put(&["a", "n"], 1));
+        let (other, removal) = (put(&["a"], 2), Record::Remove { key: Key::new(&["a"]) });
+        assert_eq!(of(&[&a, &b]), of(&[&b, &other, &a]));
+        assert_eq!(of(&[&a, &inner, &b, &removal]), of(&[&b]));
+        assert_eq!(of(&[&a, &removal]), of(&[]));
+        let different = [of(&[]), of(&[&a]), of(&[&b]), of(&[&other])];
+        let distinct: BTreeSet<u64> = different.into_iter().collect();
+        assert_eq!(distinct.len(), different.len());
+        // Files hold it.
+        assert_eq!(of(&[&put(&["bdev", "x"], 1)]), 0x2fc4_3f63_fbae_39af);
     }
 
     #[test]

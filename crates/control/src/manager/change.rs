@@ -78,14 +78,13 @@ impl Manager {
         let has_records = keep && !records.is_empty();
         let _in_order = lock(&self.keeping.in_order);
         let kept = if has_records { self.config.journal.append(&records) } else { Ok(0) };
-        if keep {
-            self.note_change(&records);
-        }
+        let looked_back = if keep { self.look_back(&records) } else { None };
         let mut model = self.model_mut();
         // The effect has happened, whatever the journal says.
         records.into_iter().for_each(|record| model.catalogue.apply(record));
         events.into_iter().for_each(|(kind, context)| model.events.push(kind, context));
         drop(model);
+        self.note_change(looked_back);
         self.keeping.advance(kept.map_err(ManagerError::Journal)?);
         if has_records {
             self.config.journal.changed(&self.model().catalogue);
@@ -110,11 +109,12 @@ impl Manager {
         let position = {
             let _in_order = lock(&self.keeping.in_order);
             let position = self.config.journal.keep(&record).map_err(ManagerError::Journal)?;
-            self.note_change(std::slice::from_ref(&record));
+            let looked_back = self.look_back(std::slice::from_ref(&record));
             let mut model = self.model_mut();
             model.catalogue.apply(record);
             effect(&mut model);
             drop(model);
+            self.note_change(looked_back);
             self.config.journal.changed(&self.model().catalogue);
             position
         };
@@ -145,7 +145,7 @@ impl Manager {
     pub fn close_journal(&self) -> Result<(), JournalError> {
         let _one_at_a_time = self.keeping.hold_changes();
         let _in_order = lock(&self.keeping.in_order);
-        self.history.save();
+        self.save_history();
         self.config.journal.close(&self.model().catalogue)
     }
 }

@@ -5,6 +5,10 @@
 //! in number and bytes, and the oldest change is forgotten first. A file in the state directory keeps the
 //! list over restarts. It is written soon after a change and replaced whole: a crash may lose the last
 //! second of the list, but never a change of the configuration itself.
+//!
+//! The undoing records mean something only for the configuration to which the list leads. So the file has the
+//! digest of that configuration. Where a daemon starts with another one, the list is cut: its changes are
+//! shown, but nothing leads back over them.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -91,6 +95,13 @@ pub enum NoWayBack {
     /// The change, or a later one, was too large.
     #[error("change {0} was too large to be kept, so there is no way back to before it")]
     TooLarge(u64),
+    /// The configuration is not the one to which the list led.
+    #[error(
+        "after change {0} the configuration has been changed in a way that the list of changes does not have (a crash \
+         lost the end of the list, or a start added to the configuration), so there is no way back to before change {0} or \
+         an earlier one"
+    )]
+    Cut(u64),
 }
 
 /// The last changes.
@@ -108,6 +119,10 @@ struct List {
     bytes: usize,
     /// The number of the last change ever.
     last: u64,
+    /// Nothing leads back over the changes up to this number.
+    cut: u64,
+    /// The digest of the configuration after the last change, if it is known.
+    after: Option<u64>,
     /// A thread is about to write the file.
     is_saving: bool,
     is_unsaved: bool,
@@ -117,6 +132,10 @@ struct List {
 #[derive(Default, Serialize, Deserialize)]
 struct Document<C> {
     last: u64,
+    #[serde(default)]
+    cut: u64,
+    #[serde(default)]
+    after: Option<u64>,
     changes: C,
 }
 
@@ -147,8 +166,8 @@ impl History {
         lock(&self.list).changes.iter().cloned().collect()
     }
 
-    /// Notes a change; gives whether the caller has to have the list saved.
-    fn note(&self, effects: Vec<String>, undo: Vec<Record>) -> bool {
+    /// Notes a change that led to a configuration with this digest. Gives whether the caller has to have the list saved.
+    fn note(&self, LookedBack { effects, undo }: LookedBack, after: u64) -> bool {
         let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let caller = CALLER.with_borrow(Clone::clone);
         let mut list = lock(&self.list);
@@ -157,6 +176,7 @@ impl History {
         let undo = (bytes <= MOST_BYTES).then_some(undo);
         let bytes = if undo.is_some() { bytes } else { 0 };
         list.push(Past { number, time_s, caller, effects, undo, bytes });
+        list.after = Some(after);
         list.is_unsaved = true;
         self.file.is_some() && !std::mem::replace(&mut list.is_saving, true)
     }
@@ -178,10 +198,25 @@ impl History {
         }
         let mut way = Vec::new();
         for past in list.changes.iter().rev().take_while(|past| past.number >= number) {
+            if past.number <= list.cut {
+                return Err(NoWayBack::Cut(list.cut));
+            }
             let undo = past.undo.as_ref().ok_or(NoWayBack::TooLarge(past.number))?;
             way.extend(undo.iter().cloned());
         }
         Ok((number, way))
+    }
+
+    /// Has nothing lead back over the changes so far.
+    fn cut(&self) {
+        let mut list = lock(&self.list);
+        if list.cut == list.last {
+            return;
+        }
+        list.cut = list.last;
+        list.changes.iter_mut().for_each(|past| (past.undo, past.bytes) = (None, 0));
+        list.bytes = 0;
+        list.is_unsaved = true;
     }
 
     /// Writes the file, if anything has changed since the last time.
@@ -194,7 +229,8 @@ impl History {
             if !std::mem::take(&mut list.is_unsaved) {
                 return;
             }
-            serde_json::to_vec(&Document { last: list.last, changes: &list.changes })
+            let List { last, cut, after, changes, .. } = &*list;
+            serde_json::to_vec(&Document { last: *last, cut: *cut, after: *after, changes })
         };
         if let Err(error) = text.map_err(io::Error::from).and_then(|text| replace(file, &text)) {
             lock(&self.list).is_unsaved = true;
@@ -218,6 +254,7 @@ impl List {
             let mut list = Self::default();
             document.changes.into_iter().for_each(|past| list.push(past));
             list.last = list.last.max(document.last);
+            (list.cut, list.after) = (document.cut, document.after);
             Ok(list)
         };
         match read() {
@@ -259,8 +296,15 @@ fn replace(file: &Path, text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// What records do to a catalogue, as text, and the records that undo them; nothing for records without effect.
-pub(super) fn look_back(catalogue: &Catalogue, records: &[Record]) -> (Vec<String>, Vec<Record>) {
+/// What records do to a catalogue.
+pub(super) struct LookedBack {
+    /// What they make, remove and change, as text; nothing for records without effect.
+    effects: Vec<String>,
+    /// The records that undo them.
+    undo: Vec<Record>,
+}
+
+fn look_back(catalogue: &Catalogue, records: &[Record]) -> LookedBack {
     let mut now = Cow::Borrowed(catalogue);
     let (mut effects, mut undo) = (Vec::new(), Vec::new());
     for (index, record) in records.iter().enumerate() {
@@ -295,7 +339,7 @@ pub(super) fn look_back(catalogue: &Catalogue, records: &[Record]) -> (Vec<Strin
         // The last effect is undone first.
         undo.splice(0..0, backwards);
     }
-    (effects, undo)
+    LookedBack { effects, undo }
 }
 
 /// The records that make an entry and all that it owns, in the order in which they were made.
@@ -324,14 +368,25 @@ impl Manager {
         Ok((number, catalogue))
     }
 
-    /// Notes the records of a change that are about to be applied to the catalogue. The start is no change: it makes
-    /// what was there before.
-    pub(crate) fn note_change(&self, records: &[Record]) {
-        if self.phase() != Phase::Runtime || records.is_empty() {
+    /// Looks at the records of a change before they are applied to the catalogue. Gives nothing if they have no effect.
+    pub(super) fn look_back(&self, records: &[Record]) -> Option<LookedBack> {
+        if records.is_empty() {
+            return None;
+        }
+        let looked_back = look_back(&self.model().catalogue, records);
+        (!looked_back.effects.is_empty()).then_some(looked_back)
+    }
+
+    /// Notes a change whose records have been applied to the catalogue. What is made at the start is no change, and is
+    /// what was there before as a rule; nothing leads back over what was not.
+    pub(super) fn note_change(&self, looked_back: Option<LookedBack>) {
+        let Some(looked_back) = looked_back else { return };
+        if self.phase() != Phase::Runtime {
+            self.history.cut();
             return;
         }
-        let (effects, undo) = look_back(&self.model().catalogue, records);
-        if effects.is_empty() || !self.history.note(effects, undo) {
+        let after = self.model().catalogue.digest();
+        if !self.history.note(looked_back, after) {
             return;
         }
         let (history, end) = (Arc::clone(&self.history), Arc::clone(&self.threads.end));
@@ -343,6 +398,34 @@ impl Manager {
             // The next change tries again, and so does the end.
             lock(&self.history.list).is_saving = false;
         }
+    }
+
+    /// Cuts the list if it does not lead to this configuration, with which the daemon starts.
+    pub(crate) fn check_history(&self, kept: &Catalogue) {
+        let (last, after) = {
+            let list = lock(&self.history.list);
+            (list.last, list.after)
+        };
+        // Earlier releases have not written it.
+        if after.is_none_or(|after| after == kept.digest()) {
+            return;
+        }
+        tracing::warn!(
+            "the list of the last changes does not lead to the present configuration, so nothing leads back over its \
+             changes up to number {last}: a crash has lost the end of the list. The configuration is not concerned"
+        );
+        self.history.cut();
+    }
+
+    /// Writes the list down now, as leading to the present configuration: this process makes no more changes.
+    pub(crate) fn save_history(&self) {
+        let after = Some(self.model().catalogue.digest());
+        {
+            let mut list = lock(&self.history.list);
+            list.is_unsaved |= list.last > 0 && list.after != after;
+            list.after = after;
+        }
+        self.history.save();
     }
 }
 

@@ -14,6 +14,8 @@ mod stacked;
 mod statistics;
 
 pub(super) use nvme::{discovery_host, keys};
+use std::time::Duration;
+
 use raceline_bdev::{
     BdevInfo, BlockSize, DeviceSpec, MAX_PHYSICAL_BLOCK_BYTES, MAX_WRAPPER_LEVELS, SharedBdev,
 };
@@ -31,6 +33,9 @@ use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
 pub(super) use options::examine_unasked;
 pub(super) use statistics::describe_histogram;
+
+/// How long a client may wait for a device: each wait occupies a thread.
+const MAX_WAIT: Duration = Duration::from_secs(600);
 
 pub(super) fn register(registry: &mut Registry) {
     registry.read("bdev_get_bdevs", States::Runtime, get_bdevs);
@@ -83,7 +88,9 @@ fn get_bdevs(call: &Call<'_>, params: GetBdevs) -> Result<Vec<Value>, RpcError> 
     let Some(name) = params.name else {
         return Ok(call.manager.model().bdevs.iter().map(describe).collect());
     };
-    match call.manager.wait_bdev(&name, params.timeout.unwrap_or(0), describe) {
+    let wait = Duration::from_millis(params.timeout.unwrap_or(0)).min(MAX_WAIT);
+    let found = call.allowance.wait(wait, |limit| call.manager.wait_bdev(&name, limit, describe));
+    match found {
         Some(bdev) => Ok(vec![bdev]),
         None => Ok(vec![describe(call.manager.model().bdev(&name)?)]),
     }

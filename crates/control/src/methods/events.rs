@@ -36,5 +36,7 @@ fn get(call: &Call<'_>, Get { since, max, wait_ms }: Get) -> Result<Batch, RpcEr
         return Err(RpcError::invalid_params(detail));
     }
     let max = max.unwrap_or(MAX_EVENTS).min(MAX_EVENTS);
-    Ok(call.manager.config().events.since(since, max, Duration::from_millis(wait_ms)))
+    let wait = Duration::from_millis(wait_ms);
+    let events = &call.manager.config().events;
+    Ok(call.allowance.wait(wait, |limit| events.since(since, max, limit)))
 }

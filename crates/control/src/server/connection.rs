@@ -1,10 +1,12 @@
 //! One client: values in, answers out, within bounds of size and time.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
@@ -68,7 +70,7 @@ async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> 
         };
         if let Some(value) = value {
             shared.answering.fetch_add(1, Ordering::Relaxed);
-            let answered = match call(shared, peer, value).await {
+            let answered = match call(shared, peer, value, stream).await {
                 Some(answer) => write(stream, answer).await,
                 None => Ok(()),
             };
@@ -90,17 +92,31 @@ async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> 
 
 /// Executes one value on a thread that may block. A panic of a method ends its call, not the
 /// server.
-async fn call(shared: &Arc<Shared>, peer: Peer, value: Vec<u8>) -> Option<String> {
+async fn call(
+    shared: &Arc<Shared>,
+    peer: Peer,
+    value: Vec<u8>,
+    stream: &UnixStream,
+) -> Option<String> {
     let shared = Arc::clone(shared);
+    // Without a descriptor of its own, the thread cannot look whether the client is gone, and does the whole work.
+    let stream = stream.as_fd().try_clone_to_owned().ok();
     let called = tokio::task::spawn_blocking(move || {
         let dispatcher = Dispatcher { registry: &shared.registry, manager: &shared.manager, peer };
-        dispatcher.answer(&value)
+        dispatcher.answer_while(&value, &|| stream.as_ref().is_some_and(is_gone))
     });
     called.await.unwrap_or_else(|_| {
         let error =
             RpcError::internal("Internal error").because("the method panicked: see the log");
         Some(request::refused(&error))
     })
+}
+
+/// Whether a client has closed its end. One that only sends no more still reads answers.
+fn is_gone(stream: &OwnedFd) -> bool {
+    let mut looked = [PollFd::new(stream, PollFlags::empty())];
+    let looked_at = poll(&mut looked, Some(&Timespec::default()));
+    looked_at.is_ok() && looked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 async fn write(stream: &mut UnixStream, answer: String) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use raceline_control::allowance::MOST_CALLS;
 use raceline_http::Parts;
 use serde_json::{Value, json};
 
@@ -48,6 +49,11 @@ fn calls_are_answered_as_by_spdks_proxy() {
     let answer = served.ask("POST", "/rpc", &[], batch);
     let answers: Vec<Value> = serde_json::from_str(&answer.body).unwrap();
     assert_eq!((answers.len(), &answers[1]["id"]), (2, &json!(2)));
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "spdk_get_version" });
+    let many = Value::from(vec![call; MOST_CALLS + 1]).to_string();
+    let answer = served.ask("POST", "/rpc", &[], &many);
+    let answer: Value = serde_json::from_str(&answer.body).unwrap();
+    assert!(answer["error"]["data"].as_str().unwrap().contains("1025 calls"), "{answer}");
     let quiet = r#"{"jsonrpc":"2.0","method":"spdk_get_version"}"#;
     assert_eq!(served.ask("POST", "/rpc", &[], quiet).status, 204);
     for (broken, code) in

@@ -1,6 +1,6 @@
 //! Clients that are slow, large, many or wrong: each is refused, and others are served meanwhile.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -125,30 +125,74 @@ fn slow_clients_are_closed() {
     assert_eq!(served.get("/healthz").status, 200);
 }
 
+/// A call that is answered after this time.
+fn waiting(ms: u64) -> String {
+    let params = json!({ "name": "none", "timeout": ms });
+    json!({ "method": "bdev_get_bdevs", "id": 1, "params": params }).to_string()
+}
+
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     let served = Served::start();
-    let full = || {
-        let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
-        let served = clients.iter_mut().all(Client::is_served);
-        served.then_some(clients)
-    };
-    // The server may not have noticed yet that the connection of the start is closed.
-    let deadline = Instant::now() + LIMIT;
-    let clients = loop {
-        if let Some(clients) = full() {
-            break clients;
-        }
-        assert!(Instant::now() < deadline, "connections are not forgotten");
-    };
+    let mut busy: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+    busy.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &waiting(2000)));
+    std::thread::sleep(Duration::from_millis(250));
     let mut one_more = served.connect();
     let refused = one_more.answer("GET");
     assert_eq!((refused.status, refused.body.as_str()), (503, "Too many connections.\n"));
+    assert!(busy.iter_mut().all(|client| client.answer("POST").status == 200));
+    // They are idle now.
+    assert!(served.connect().is_served());
+}
+
+#[test]
+fn the_longest_idle_connection_gives_way() {
+    let served = Served::start();
+    let mut first = served.connect();
+    first.send("POST", "/rpc", &[], &waiting(1000));
+    let mut silent = served.connect();
+    silent.stream.write_all(b"GET /hea").unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let mut clients = Vec::new();
+    // Each asks once and stays: three times as many as there are places.
+    for number in 0..3 * MAX_CONNECTIONS {
+        let mut client = served.connect();
+        assert!(client.is_served(), "{number}");
+        clients.push(client);
+    }
+    assert!(silent.is_closed(), "it holds a place with half a head");
+    assert_eq!(first.answer("POST").status, 200, "its call was under way");
+    let (newest, oldest) = (clients.pop().unwrap(), clients.remove(0));
+    let ends = |mut client: Client| {
+        // The rest of the first answer.
+        while client.stream.read(&mut [0; 4096]).is_ok_and(|len| len > 0) {}
+    };
+    ends(oldest);
+    newest.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let mut newest = newest;
+    let mut rest = Vec::new();
+    let end = newest.stream.read_to_end(&mut rest).unwrap_err();
+    assert_eq!(end.kind(), ErrorKind::WouldBlock, "the newest is still there");
+    assert_eq!(served.get("/readyz").status, 200);
+}
+
+/// Calls that wait have threads of their own, and there are only so many.
+#[test]
+fn clients_that_are_gone_hold_up_nobody() {
+    let served = Served::start();
+    let wait = |id, ms| json!({ "method": "bdev_get_bdevs", "id": id, "params": { "name": "none", "timeout": ms } });
+    let batch = json!([wait(1, 500), wait(2, 40_000)]).to_string();
+    let began = Instant::now();
+    let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+    clients.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &batch));
+    // All of them wait by now.
+    std::thread::sleep(Duration::from_millis(250));
     drop(clients);
-    let deadline = Instant::now() + LIMIT;
-    while !served.connect().is_served() {
+    let deadline = began + LIMIT;
+    while served.get("/metrics").status != 200 {
         assert!(Instant::now() < deadline, "places are not given back");
     }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]

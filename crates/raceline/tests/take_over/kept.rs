@@ -122,6 +122,72 @@ fn what_hosts_have_made_reserved_and_protected_goes_over() {
     }
 }
 
+/// The changes that can be undone, and those that cannot, by their devices.
+fn changes(place: &Place) -> (Vec<String>, Vec<String>) {
+    let all = place.call("raceline_get_changes", json!({ "last": 3 }));
+    let (can, cannot): (Vec<&Value>, Vec<&Value>) =
+        all.as_array().unwrap().iter().partition(|past| past["can_undo"] == true);
+    let effects = |of: Vec<&Value>| of.iter().map(|past| past["effects"][0].to_string()).collect();
+    (effects(can), effects(cannot))
+}
+
+fn undo(place: &Place) -> crate::support::Output {
+    let socket = place.socket();
+    crate::support::run(&["config", "undo", "-s", socket.to_str().unwrap()])
+}
+
+#[test]
+fn the_list_of_changes_goes_over_and_back() {
+    let mut place = Place::new(&["--keep-ram"]);
+    let make = |place: &Place, name| {
+        place.call(
+            "bdev_malloc_create",
+            json!({ "name": name, "num_blocks": 8, "block_size": 512 }),
+        );
+    };
+    let made = |name| format!("\"+ bdev / {name}\"");
+    for _ in 0..2 {
+        // The daemon writes its list a second after a change.
+        make(&place, "A");
+        make(&place, "B");
+        place.take_over(&["--keep-ram"]);
+        let (can, cannot) = changes(&place);
+        assert_eq!(can[..2], [made("B"), made("A")], "{cannot:?}");
+        let undone = undo(&place);
+        assert_eq!(undone.code, Some(0), "{}", undone.stderr);
+        let gone = crate::call(&place.socket(), "bdev_get_bdevs", json!({ "name": "B" }));
+        assert_eq!(gone.unwrap_err()["code"], -19);
+        place.call("bdev_malloc_delete", json!({ "name": "A" }));
+    }
+    // An end in good order loses nothing either.
+    make(&place, "C");
+    kill_process(Pid::from_child(&place.daemon), Signal::TERM).unwrap();
+    assert_eq!(wait(&mut place.daemon), Some(0), "{}", place.said());
+    place.daemon = start(place.directory.path(), &[]);
+    place.wait_for_ready().unwrap();
+    let (can, _) = changes(&place);
+    assert_eq!((can.len(), &can[0]), (3, &made("C")));
+    // After a kill, the change is there and the list is without it: nothing leads back over what is not in the list.
+    make(&place, "D");
+    place.daemon.kill().unwrap();
+    wait(&mut place.daemon);
+    place.daemon = start(place.directory.path(), &[]);
+    place.wait_for_ready().unwrap();
+    place.call("bdev_get_bdevs", json!({ "name": "D" }));
+    let (can, cannot) = changes(&place);
+    assert_eq!((can.len(), &cannot[0]), (0, &made("C")));
+    let refused = undo(&place);
+    assert!(
+        refused.code != Some(0) && refused.stderr.contains("no way back"),
+        "{}",
+        refused.stderr
+    );
+    assert!(place.said().contains("does not lead to the present configuration"));
+    make(&place, "E");
+    assert_eq!(undo(&place).code, Some(0));
+    place.call("bdev_get_bdevs", json!({ "name": "D" }));
+}
+
 /// A successor that has read the configuration does not learn of later changes, so there are none meanwhile.
 #[test]
 fn hosts_change_no_namespaces_while_a_successor_starts() {

@@ -44,7 +44,7 @@ fn undoing_the_records_of_any_change_gives_what_was_before() {
                 }
             })
             .collect();
-        let (effects, undo) = look_back(&catalogue, &records);
+        let LookedBack { effects, undo } = look_back(&catalogue, &records);
         records.into_iter().for_each(|record| catalogue.apply(record));
         if effects.is_empty() {
             without_effect += 1;
@@ -66,8 +66,11 @@ fn a_change_that_is_too_large_is_kept_without_the_way_back() {
         params: "x".repeat(MOST_BYTES).into(),
     };
     let key = Key::new(&["bdev", "large"]);
-    history.note(vec!["~ bdev / large".to_owned()], vec![Record::Put { key, entry }]);
-    history.note(vec!["+ x".to_owned()], vec![Record::Remove { key: Key::new(&["x"]) }]);
+    let note = |effect: &str, undo| {
+        history.note(LookedBack { effects: vec![effect.to_owned()], undo: vec![undo] }, 0)
+    };
+    note("~ bdev / large", Record::Put { key, entry });
+    note("+ x", Record::Remove { key: Key::new(&["x"]) });
     assert_eq!(history.way_back(None).unwrap().0, 2);
     assert_eq!(history.way_back(Some(1)).unwrap_err(), NoWayBack::TooLarge(1));
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::manager::catalogue::{Entry, Key, Record, Section};
+use crate::manager::catalogue::{Entry, Key, Section};
 use crate::manager::history::{MOST_CHANGES, NoWayBack};
-use crate::manager::{Manager, ManagerConfig};
+use crate::manager::{Manager, ManagerConfig, ManagerError};
 use crate::method::Registry;
 
 fn create(manager: &Manager, registry: &Registry, name: &str) {
@@ -30,7 +30,11 @@ fn the_list_is_bounded_and_survives_a_restart() {
     let file = dir.path().join("history.json");
     let (first, registry) = manager(&file);
     let entry = Entry { section: Section::Nvmf, method: "m".to_owned(), params: 1.into() };
-    first.note_change(&[Record::Put { key: Key::new(&["bdev", "at-start"]), entry }]);
+    let change = first.change(|change| {
+        change.put(Key::new(&["bdev", "at-start"]), entry);
+        Ok::<_, ManagerError>(())
+    });
+    change.unwrap();
     assert!(first.history().changes().is_empty(), "the start is no change");
     assert_eq!(first.configuration_before(None).unwrap_err(), NoWayBack::Empty);
     first.start();
@@ -43,8 +47,8 @@ fn the_list_is_bounded_and_survives_a_restart() {
     let caller = kept[0].caller.as_ref().unwrap();
     assert_eq!((caller.via.as_str(), caller.method.as_str()), ("raceline", "bdev_malloc_create"));
     let (number, before) = first.configuration_before(Some(100)).unwrap();
-    // What was there at the start is not in this catalogue: nobody has applied it.
-    assert_eq!((number, before.len()), (100, 99));
+    // The 99 changes before it, and what was there at the start.
+    assert_eq!((number, before.len()), (100, 100));
     let unknown = first.configuration_before(Some(4)).unwrap_err().to_string();
     assert!(unknown.contains("the changes 5 to 260"), "{unknown}");
     first.close_journal().unwrap();
@@ -60,4 +64,64 @@ fn the_list_is_bounded_and_survives_a_restart() {
     // A damaged file costs the list alone.
     std::fs::write(&file, b"{\"last\": 1, \"chan").unwrap();
     assert!(manager(&file).0.history().changes().is_empty());
+}
+
+#[test]
+fn nothing_leads_back_over_what_the_list_does_not_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("history.json");
+    let (first, registry) = manager(&file);
+    first.start();
+    create(&first, &registry, "a");
+    let after_a = first.model().catalogue.clone();
+    first.save_history();
+    let written = std::fs::read(&file).unwrap();
+    create(&first, &registry, "b");
+    let after_b = first.model().catalogue.clone();
+    first.close_journal().unwrap();
+    // Everything is there.
+    let again = manager(&file).0;
+    again.check_history(&after_b);
+    assert_eq!(again.history().changes().iter().filter(|past| past.undo.is_some()).count(), 2);
+    // A crash has lost the last change: of the configuration, or of the list.
+    let whole = std::fs::read(&file).unwrap();
+    for (list, kept) in [(&whole, &after_a), (&written, &after_b)] {
+        std::fs::write(&file, list).unwrap();
+        let (lost, registry) = manager(&file);
+        let last = lost.history().changes().last().unwrap().number;
+        lost.check_history(kept);
+        let shown = lost.history().changes();
+        assert!(shown.iter().all(|past| past.undo.is_none()) && !shown.is_empty());
+        assert_eq!(lost.configuration_before(None).unwrap_err(), NoWayBack::Cut(last));
+        // Later changes can be undone, also after another restart.
+        lost.start();
+        create(&lost, &registry, "c");
+        assert_eq!(lost.configuration_before(None).unwrap().0, last + 1);
+        assert_eq!(lost.configuration_before(Some(last)).unwrap_err(), NoWayBack::Cut(last));
+        let kept = lost.model().catalogue.clone();
+        lost.close_journal().unwrap();
+        let later = manager(&file).0;
+        later.check_history(&kept);
+        assert_eq!(later.configuration_before(None).unwrap().0, last + 1);
+        assert_eq!(later.configuration_before(Some(last)).unwrap_err(), NoWayBack::Cut(last));
+    }
+}
+
+#[test]
+fn nothing_leads_back_over_what_a_start_adds() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("history.json");
+    let (first, registry) = manager(&file);
+    first.start();
+    create(&first, &registry, "a");
+    first.close_journal().unwrap();
+    let (again, _) = manager(&file);
+    let entry = Entry { section: Section::Nvmf, method: "m".to_owned(), params: 1.into() };
+    let change = again.change(|change| {
+        change.put(Key::new(&["options"]), entry);
+        Ok::<_, ManagerError>(())
+    });
+    change.unwrap();
+    again.start();
+    assert_eq!(again.configuration_before(None).unwrap_err(), NoWayBack::Cut(1));
 }

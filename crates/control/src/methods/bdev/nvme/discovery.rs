@@ -84,20 +84,31 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     if !wait_for_attach || call.manager.phase() != Phase::Runtime {
         return Ok(true);
     }
-    while !call.manager.is_ending() {
-        let left = timeout.saturating_sub(began.elapsed());
-        if discovery.wait_attached(left.min(END_INTERVAL)) {
-            return Ok(true);
-        }
-        if left.is_zero() || !is_followed(call.manager, &discovery) {
-            break;
-        }
+    let left = timeout.saturating_sub(began.elapsed());
+    let wait = |limit| is_all_attached(call.manager, &discovery, limit);
+    if call.allowance.wait(left, wait) {
+        return Ok(true);
     }
     let problem = discovery.problem().unwrap_or_else(|| "it is not all attached yet".to_owned());
     if is_followed(call.manager, &discovery) {
         forget(call.manager, &discovery.name)?;
     }
     Err(RpcError::errno(libc::ETIMEDOUT).because(problem))
+}
+
+/// Waits until the subsystems that a service has named first are attached, and gives whether they are.
+fn is_all_attached(manager: &Manager, discovery: &Arc<Discovery>, limit: Duration) -> bool {
+    let began = Instant::now();
+    while !manager.is_ending() {
+        let left = limit.saturating_sub(began.elapsed());
+        if discovery.wait_attached(left.min(END_INTERVAL)) {
+            return true;
+        }
+        if left.is_zero() || !is_followed(manager, discovery) {
+            break;
+        }
+    }
+    false
 }
 
 fn is_followed(manager: &Manager, discovery: &Arc<Discovery>) -> bool {
