@@ -217,6 +217,7 @@ impl<P: Provider> TargetPort<P> {
     }
 
     /// The next event.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<(ConnectionId, TargetPortEvent)> {
         if let Some(event) = self.events.pop_front() {
             return Some(event);
@@ -262,6 +263,7 @@ impl<P: Provider> TargetPort<P> {
         any
     }
 
+    #[inline]
     fn complete(&mut self, done: &Completion) {
         let place = self.shared.as_ref().and_then(|shared| shared.place(done.id));
         let Some(connection) = self.connections.get_mut(done.connection.0) else {
@@ -314,6 +316,7 @@ impl<P: Provider> TargetPort<P> {
         }
     }
 
+    #[inline]
     fn tell(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(id.0) else { return };
         take_returned(&mut self.shared, connection);
@@ -381,6 +384,7 @@ impl<P: Provider> TargetPort<P> {
     }
 
     /// Takes the next step of a connection that ends.
+    #[inline]
     fn advance(&mut self, id: ConnectionId, now: Instant) {
         let Some(connection) = self.connections.get_mut(id.0) else { return };
         let Some(loss) = connection.queue.loss() else { return };
@@ -604,6 +608,7 @@ fn is_request(event: &TargetEvent) -> u64 {
 }
 
 /// Takes the shared receives that a connection does not need any longer.
+#[inline]
 fn take_returned(shared: &mut Option<SharedReceives>, connection: &mut Connection) {
     if let Some(shared) = shared {
         while let Some(receive) = connection.queue.take_returned() {

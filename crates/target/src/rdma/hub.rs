@@ -140,6 +140,7 @@ impl Hub {
     }
 
     /// Posts what there is to post, and hands out what has happened, until nothing happens any more.
+    #[inline]
     fn settle(&mut self, now: Instant) {
         loop {
             self.works.port.settle(now);
@@ -256,6 +257,7 @@ impl Hub {
     ///
     /// # Errors
     /// `WouldBlock` while the device may read data of a batch that was taken.
+    #[inline]
     pub(super) fn begin(&mut self, id: ConnectionId, bell: &mut UnixStream) -> io::Result<()> {
         if let Some(line) = self.lines.get_mut(id.0) {
             line.waiting = Interest::NONE;
@@ -275,6 +277,7 @@ impl Hub {
     }
 
     /// A stream ends a try, and waits for this.
+    #[inline]
     pub(super) fn wait(&mut self, id: ConnectionId, waiting: Interest) {
         if let Some(line) = self.lines.get_mut(id.0) {
             line.waiting = waiting;
@@ -291,6 +294,7 @@ impl Hub {
     }
 
     /// [`raceline_reactor::ByteStream::receive`].
+    #[inline]
     pub(super) fn receive(
         &mut self,
         id: ConnectionId,
@@ -315,6 +319,7 @@ impl Hub {
     }
 
     /// [`raceline_reactor::ByteStream::transmit`].
+    #[inline]
     pub(super) fn transmit(
         &mut self,
         id: ConnectionId,
