@@ -246,6 +246,9 @@ impl Manager {
         let _one_at_a_time = self.keeping.hold_changes();
         let ending = std::mem::take(&mut self.model_mut().disks);
         disks::end_all(ending);
+        for (_, target) in self.running_targets() {
+            target.announce_end();
+        }
         let targets = std::mem::take(&mut self.model_mut().nvmf.targets);
         for running in targets.into_values().filter_map(|target| target.running) {
             nvmf::stop(running.target)?;

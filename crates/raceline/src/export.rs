@@ -224,6 +224,7 @@ fn export(args: &ExportArgs) -> Result<(), Failure> {
     if std::io::stderr().is_terminal() {
         eprintln!("\nending after what is in flight; once more to end at once");
     }
+    target.announce_end();
     target.shutdown().map_err(Failure::runtime)?;
     Ok(())
 }

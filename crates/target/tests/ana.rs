@@ -88,6 +88,32 @@ fn commands_of_every_kind_are_refused_by_the_closed_path_and_run_by_the_other() 
     target.shutdown().unwrap();
 }
 
+/// A host with another path takes that before its commands fail.
+#[test]
+fn hosts_hear_that_a_target_stops_before_their_connections_end() {
+    let (target, first, second) = two_paths(2);
+    let (mut admin, mut queue) = host(first);
+    let (mut other, _silent) = host(second);
+    let event = ask_for_events(&mut admin);
+    let ignored = ask_for_events(&mut other);
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| target.announce_end());
+        assert_eq!(admin.wait(event, &[]).cqe.dw0, 0x000c_0302);
+        assert_eq!(other.wait(ignored, &[]).cqe.dw0, 0x000c_0302);
+        // It is served meanwhile.
+        assert!(status(&queue.write(1, 0, &pattern(1, 4096), BS)).is_success());
+        let page =
+            Sqe { opc: admin::GET_LOG_PAGE, cdw10: (0x0c | 21 << 16).into(), ..Sqe::default() };
+        let read = admin.read_command(page, 88);
+        assert!(status(&read).is_success());
+        assert_eq!(read.data[32], 0x0f, "the state changes");
+        // The second host reads nothing, and nobody waits for it for long.
+        let notice = ends.join().unwrap();
+        assert!(!notice.all_know);
+    });
+    target.shutdown().unwrap();
+}
+
 #[test]
 fn no_write_by_a_closed_path_lands_after_the_call() {
     let (target, first, second) = two_paths(2);

@@ -22,11 +22,14 @@ use raceline_reactor::Socket;
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{ANSWER_TIMEOUT, Control};
-use crate::changes::message::Message;
+use crate::changes::message::{Leavers, Message};
 use crate::changes::target::Target;
 use crate::path::handed::{HandedConnection, HandedTarget};
 use crate::path::suspension::{Incoming, Packed, Settled};
 use crate::records::names::{Ends, Home, Place, Protocol};
+
+/// So long a target that stops waits until those who were told have heard of it.
+const END_NOTICE: Duration = Duration::from_secs(1);
 
 /// What has become of [`Target::give_notice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +56,21 @@ impl Target {
     /// Accepts nothing more, and tells those whose connections cannot be handed over: a host that follows ANA that its paths
     /// change, an initiator of iSCSI to log out. Everything is served meanwhile. [`Target::resume`] takes it back.
     pub fn give_notice(&self, limit: Duration) -> Notice {
+        self.tell(Leavers::NotHandedOver, limit)
+    }
+
+    /// Accepts nothing more, and tells all that the target stops: a host that follows ANA that its paths change, so that it
+    /// takes others before their commands fail, an initiator of iSCSI to log out. Everything is served meanwhile.
+    /// It takes at most [`END_NOTICE`].
+    pub fn announce_end(&self) -> Notice {
+        self.tell(Leavers::All, END_NOTICE)
+    }
+
+    fn tell(&self, to: Leavers, limit: Duration) -> Notice {
         let control = &self.control;
         let (reply, heard) = mpsc::channel();
         for core in 0..control.shared.cores() {
-            control.shared.send(core, Message::GiveNotice { reply: reply.clone() });
+            control.shared.send(core, Message::GiveNotice { to, reply: reply.clone() });
         }
         drop(reply);
         let deadline = Instant::now() + limit;

@@ -38,6 +38,15 @@ pub(crate) struct CrossReset {
 /// An answer to the control thread.
 pub(crate) type Reply<T> = mpsc::Sender<(usize, T)>;
 
+/// Whose connections end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leavers {
+    /// Those that cannot be handed over to another process.
+    NotHandedOver,
+    /// All: the target stops.
+    All,
+}
+
 /// To a core.
 pub(crate) enum Message {
     /// Control: start listening; connections of the protocol know the listener by the number.
@@ -137,9 +146,8 @@ pub(crate) enum Message {
     /// From the warden: let writes to this range go.
     Unfence { device: DeviceId, lock: LockId },
 
-    /// Control: accept nothing, and tell hosts whose connections cannot be handed over; answer with how many when all have
-    /// heard of it.
-    GiveNotice { reply: mpsc::Sender<usize> },
+    /// Control: accept nothing, and tell hosts whose connections end; answer with how many when all have heard of it.
+    GiveNotice { to: Leavers, reply: mpsc::Sender<usize> },
     /// Control: accept nothing, and have all connections rest; then answer.
     Suspend { reply: mpsc::Sender<()> },
     /// Control: give the connections that rest.

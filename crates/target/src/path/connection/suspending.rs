@@ -14,6 +14,7 @@ use raceline_reactor::io::SocketId;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::{Connection, Role};
+use crate::changes::message::Leavers;
 use crate::changes::snapshot::VisibleSubsystem;
 use crate::path::association::Association;
 use crate::path::authentication::Authentication;
@@ -47,17 +48,25 @@ impl Connection {
         self.comes_to_rest(cx);
     }
 
-    /// If it is that of a controller which cannot be handed over, tells its host, and says so.
-    pub(crate) fn give_notice(&mut self, cx: &mut Context<'_>, core: &mut Core) -> bool {
+    /// If it is that of a controller which is about to end, tells its host, and says so.
+    pub(crate) fn give_notice(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        why: Leavers,
+    ) -> bool {
         let Role::Admin(association) = &mut self.role else { return false };
-        if !self.is_carried || self.life.state > LifeState::Open || self.life.draining {
+        let stays = why == Leavers::NotHandedOver && !self.is_carried;
+        if stays || self.life.state > LifeState::Open || self.life.draining {
             return false;
         }
         let (peer, cntlid, nqn) = (self.ends.peer, association.cntlid(), association.nqn());
-        tracing::info!(
-            %peer, %cntlid, %nqn,
-            "not handed over, as the keys of TLS or the queues of RDMA are this process's: its host connects anew"
-        );
+        if why == Leavers::NotHandedOver {
+            tracing::info!(
+                %peer, %cntlid, %nqn,
+                "not handed over, as the keys of TLS or the queues of RDMA are this process's: its host connects anew"
+            );
+        }
         association.give_notice();
         self.run_actions(cx, core);
         true

@@ -11,6 +11,7 @@ use raceline_reactor::{Completion, Context, Outcome, Socket};
 
 use super::PollGroup;
 use crate::changes::iscsi_message::{IscsiMessage, Scope};
+use crate::changes::message::Leavers;
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
 use crate::path::iscsi::connection::Connection;
@@ -59,10 +60,10 @@ impl PollGroup {
     }
 
     /// Asks all initiators to log out; gives how many have been asked.
-    pub(super) fn ask_for_logouts(&mut self, cx: &mut Context<'_>) -> usize {
+    pub(super) fn ask_for_logouts(&mut self, cx: &mut Context<'_>, why: Leavers) -> usize {
         let asked = std::cell::Cell::new(0);
         self.each_iscsi(cx, |connection, cx, core| {
-            asked.set(asked.get() + usize::from(connection.give_notice(cx, core)));
+            asked.set(asked.get() + usize::from(connection.give_notice(cx, core, why)));
         });
         asked.get()
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use raceline_reactor::Context;
 
 use super::PollGroup;
-use crate::changes::message::{Message, Reply};
+use crate::changes::message::{Leavers, Message, Reply};
 use crate::path::connection::Connection;
 use crate::path::suspension::{Incoming, Packed, Settled};
 use crate::records::names::{ConnKey, Place, Protocol};
@@ -44,17 +44,22 @@ impl Suspending {
 }
 
 impl PollGroup {
-    /// Accepts nothing more, and tells hosts that connections which cannot be handed over are about to end.
+    /// Accepts nothing more, and tells hosts whose connections are about to end.
     #[cold]
-    fn give_notice(&mut self, cx: &mut Context<'_>, reply: std::sync::mpsc::Sender<usize>) {
+    fn give_notice(
+        &mut self,
+        cx: &mut Context<'_>,
+        to: Leavers,
+        reply: std::sync::mpsc::Sender<usize>,
+    ) {
         if self.stopping {
             return;
         }
         self.pause_listeners(cx, true);
-        let mut told = self.ask_for_logouts(cx);
+        let mut told = self.ask_for_logouts(cx, to);
         for key in self.keys() {
             self.with(cx, key, |connection, cx, core| {
-                told += usize::from(connection.give_notice(cx, core));
+                told += usize::from(connection.give_notice(cx, core, to));
             });
         }
         self.suspending = Suspending { notice: Some((told, reply)), ..Suspending::default() };
@@ -200,7 +205,7 @@ impl PollGroup {
 
     pub(super) fn handle_suspension(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
-            Message::GiveNotice { reply } => self.give_notice(cx, reply),
+            Message::GiveNotice { to, reply } => self.give_notice(cx, to, reply),
             Message::Suspend { reply } => self.suspend(cx, reply),
             Message::Resume => self.resume_all(cx),
             Message::Pack { reply } => {

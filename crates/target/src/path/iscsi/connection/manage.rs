@@ -12,7 +12,7 @@ use raceline_scsi::{Change, UnitAttention, lun_from_wire};
 use super::{Connection, LifeState};
 use crate::changes::iscsi_message::{IscsiMessage, Scope};
 use crate::changes::management::DeviceRequest;
-use crate::changes::message::Message;
+use crate::changes::message::{Leavers, Message};
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
 use crate::path::iscsi::slots::{Phase, Slot};
@@ -283,14 +283,21 @@ impl Connection {
         }
     }
 
-    /// The connection cannot be handed over to another process: asks its initiator to log out, and says whether it has.
-    pub(crate) fn give_notice(&mut self, cx: &mut Context<'_>, core: &mut Core) -> bool {
+    /// The connection is about to end: asks its initiator to log out, and says whether it has.
+    pub(crate) fn give_notice(
+        &mut self,
+        cx: &mut Context<'_>,
+        core: &mut Core,
+        why: Leavers,
+    ) -> bool {
         let Some(session) = &self.session else { return false };
         let (peer, initiator) = (self.ends.peer, &session.nexus.initiator);
         if self.state != LifeState::Open || self.draining {
             return false;
         }
-        tracing::info!(%peer, initiator, "not handed over, as iSCSI sessions are not: it logs in anew");
+        if why == Leavers::NotHandedOver {
+            tracing::info!(%peer, initiator, "not handed over, as iSCSI sessions are not: it logs in anew");
+        }
         self.asked = true;
         self.ask_for_logout(cx, core, NOTICE_TIME);
         true
