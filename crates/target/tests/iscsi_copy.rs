@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{config, pattern, ram};
-use initiator_end::{Answer, Initiator, TARGET};
+use initiator_end::{Answer, Heard, Initiator, TARGET};
 use raceline_bdev::{DelayBdev, Delays, ErrorBdev, SharedBdev};
 use raceline_target::{
     InitiatorGroupConfig, LunConfig, PortalGroupConfig, PortalMap, Target, TargetNodeConfig,
@@ -167,6 +167,36 @@ fn long_commands_between_luns_in_memory_let_others_work() {
     assert_eq!(seen, [true; 2]);
     assert!(busy.read(0, 32_767, 1).good() == pattern(3, BLOCK));
     target.shutdown().unwrap();
+}
+
+/// The core goes on when the LUN of a command of many steps goes away between two of them.
+#[test]
+fn luns_go_away_between_the_steps_of_a_command() {
+    let moment = Delays::all(Duration::from_millis(2));
+    for device in [ram("32M"), Arc::new(DelayBdev::new(ram("32M"), moment)) as SharedBdev] {
+        let (target, address) = start(vec![ram("1M")]);
+        let iscsi = target.iscsi();
+        let mut initiator = Initiator::login(address, 1);
+        let mut same = [0; 16];
+        same[0] = 0x93;
+        same[10..14].copy_from_slice(&32_768_u32.to_be_bytes());
+        let mut both = [0; 10];
+        (both[0], both[8]) = (0x2e, 8); // WRITE AND VERIFY
+        for _ in 0..10 {
+            let lun = iscsi.add_lun(TARGET, LunConfig::new(Arc::clone(&device))).unwrap();
+            initiator.test_unit_ready(lun);
+            let block = pattern(3, BLOCK);
+            let slots = [0; 8].map(|_| initiator.start(lun, &same, 0, &block));
+            let other = initiator.start(lun, &both, 0, &pattern(4, 8 * BLOCK));
+            iscsi.remove_lun(TARGET, lun).unwrap();
+            // Each is done, or its LUN is not there.
+            let answers = slots.into_iter().chain([other]).map(|_| initiator.listen());
+            assert!(answers.into_iter().all(|heard| matches!(heard, Heard::Response { .. })));
+            initiator.test_unit_ready(0);
+            initiator.read(0, 0, 1).good();
+        }
+        target.shutdown().unwrap();
+    }
 }
 
 /// A lock over the last blocks waits for all pieces, not for the first.

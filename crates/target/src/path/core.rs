@@ -410,6 +410,9 @@ impl Core {
             let before = self.done.len();
             device.channel.flush(cx, &mut self.done);
             device.finished(self.done.len() - before);
+            if device.closing.is_some() {
+                self.close_if_quiet(cx, id);
+            }
         }
     }
 

@@ -21,6 +21,7 @@ use raceline_reactor::flow::policy;
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, SendBatch, Token};
 
+pub(crate) use self::steps::STEP_BYTES;
 use super::outbox::Outbox;
 use super::session::Session;
 use super::slots::Slots;

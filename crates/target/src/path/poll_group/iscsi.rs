@@ -14,7 +14,7 @@ use crate::changes::iscsi_message::{IscsiMessage, Scope};
 use crate::changes::message::Leavers;
 use crate::changes::snapshot::DeviceId;
 use crate::path::core::Core;
-use crate::path::iscsi::connection::Connection;
+use crate::path::iscsi::connection::{Connection, STEP_BYTES};
 use crate::path::range_lock::LockId;
 use crate::records::early::Ticket;
 use crate::records::names::{CommandPlace, ConnKey, Ends, LocalCommand, Tag};
@@ -166,11 +166,18 @@ impl PollGroup {
         if self.core.iscsi.deferred.is_empty() {
             self.core.iscsi.deferred = keys;
         }
-        for (key, slot) in std::mem::take(&mut self.core.iscsi.resting) {
+        let mut resting = std::mem::take(&mut self.core.iscsi.resting).into_iter();
+        let mut is_first = true;
+        // The first one goes on in any case, so that each gets on.
+        while std::mem::take(&mut is_first) || cx.io.flight().turn.take(cx.now, STEP_BYTES) {
+            let Some((key, slot)) = resting.next() else { break };
             self.with_iscsi(cx, key, |connection, cx, core| {
                 connection.part_done(cx, core, slot, Ok(()), None);
             });
         }
+        // Those that have rested for longer are first.
+        let newer = std::mem::replace(&mut self.core.iscsi.resting, resting.collect());
+        self.core.iscsi.resting.extend(newer);
     }
 
     /// Sends what connections have gathered.

@@ -19,7 +19,7 @@ use crate::records::names::{CommandPlace, SlotKey};
 /// Bytes of one write of WRITE SAME.
 const PIECE_BYTES: usize = 64 << 10;
 /// What a step of WRITE SAME or EXTENDED COPY counts for in a turn of its core: a piece is read and written.
-const STEP_BYTES: u64 = 256 << 10;
+pub(crate) const STEP_BYTES: u64 = 256 << 10;
 /// Parts that GET LBA STATUS looks for.
 const MOST_PARTS: usize = 256;
 
@@ -292,6 +292,10 @@ impl Connection {
         }
         let goes_on = slot.failure.is_none() && !slot.aborted && !self.out.is_muted();
         if goes_on && let Some(next) = slot.next_piece() {
+            if slot.device.is_none_or(|device| core.device(device).is_none()) {
+                // Removed between two pieces; its fences are gone with it.
+                return self.refuse(core, key, &Sense::NO_SUCH_LUN.into());
+            }
             return self.write_same_on(cx, core, key, next);
         }
         let Some(slot) = self.slots.get(key) else { return };
@@ -328,6 +332,10 @@ impl Connection {
                 None => self.refuse(core, key, &Sense::INTERNAL_FAILURE.into()),
             },
             Kind::WriteAndVerify(_) if !is_second => {
+                if slot.device.is_none_or(|device| core.device(device).is_none()) {
+                    // Removed after the write.
+                    return self.refuse(core, key, &Sense::NO_SUCH_LUN.into());
+                }
                 let len = slot.bytes.end - slot.bytes.start;
                 let (offset, len) = (slot.bytes.start, usize::try_from(len).unwrap_or(usize::MAX));
                 slot.work.is_second = true;
