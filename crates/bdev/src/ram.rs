@@ -31,6 +31,9 @@ const COPY_BYTES_AT_ONCE: u64 = 128 << 10;
 /// What a range that is given back counts for besides its bytes: about the system call, in bytes that are cleared.
 const BYTES_PER_DISCARD: u64 = 16 << 10;
 
+/// The largest pages that memory has.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
 /// Bytes that a device does in a turn whose share others have taken, so that each gets on.
 const LEAST_BYTES: u64 = 128 << 10;
 
@@ -275,7 +278,13 @@ impl RamChannel {
 
     /// Does the next bytes of a task, at most so many; gives true when all of it is done.
     fn step(&self, task: &mut Task, most: u64) -> bool {
-        let len = task.len.min(most);
+        let mut len = task.len.min(most);
+        if len < task.len && matches!(task.kind, TaskKind::Discard) {
+            // Only whole huge pages are given back.
+            let end = task.offset + len;
+            let end = end - end % HUGE_PAGE_BYTES;
+            len = if end > task.offset { end - task.offset } else { len };
+        }
         match &mut task.kind {
             TaskKind::Zero => self.region.fill_zero(task.offset, len),
             TaskKind::Discard => self.region.discard(task.offset, len),

@@ -357,6 +357,35 @@ fn many_long_commands_at_devices_in_memory_share_a_turn() {
     }
 }
 
+/// Steps end between huge pages, so that a range which begins within one is given back all the same.
+#[test]
+fn a_range_that_begins_within_a_huge_page_is_given_back() {
+    const SIZE: u64 = 272 * MIB;
+    // No other test has a mapping of this size.
+    let resident = || {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let of = |name: &str| {
+            let lines = maps.lines().filter_map(|line| line.strip_prefix(name));
+            let kib = lines.map(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().unwrap());
+            kib.map(|kib| kib << 10).collect::<Vec<_>>()
+        };
+        let pairs = of("Size:").into_iter().zip(of("Rss:"));
+        pairs
+            .filter(|(size, _)| (SIZE..SIZE + 4 * MIB).contains(size))
+            .map(|(_, rss)| rss)
+            .sum::<u64>()
+    };
+    let device = open("ram:272M").unwrap();
+    let mut rig = Rig::new(&*device, Backend::Epoll);
+    for at in 0..272 {
+        rig.write(at * MIB, &[7; 1 << 20]);
+    }
+    assert!(resident() >= SIZE, "{}", resident());
+    rig.ok(Op::Deallocate { offset: MIB, len: 270 * MIB });
+    assert!(resident() <= 8 * MIB, "{} of {SIZE} are left", resident());
+    assert_eq!(rig.read(MIB, 4096), [0; 4096]);
+}
+
 /// Data do not wait for what takes long, on either device.
 #[test]
 fn data_in_memory_wait_for_no_long_command() {
