@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// Those of mkdir(2), open(2) and fsync(2).
 pub(crate) fn make_durable(path: &Path, mode: u32) -> io::Result<()> {
-    let missing: Vec<&Path> = path.ancestors().take_while(|folder| !folder.is_dir()).collect();
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.is_dir();
+    let missing: Vec<&Path> = path.ancestors().skip(1).take_while(is_missing).collect();
     DirBuilder::new().recursive(true).mode(mode).create(path)?;
-    for folder in missing.into_iter().rev() {
+    // Whoever has made it before may not have come so far.
+    for folder in missing.into_iter().rev().chain([path]) {
         match File::open(holder_of(folder)) {
             Ok(holder) => holder.sync_all()?,
             // Names may be made there, but not read.
@@ -41,7 +43,11 @@ mod tests {
 
     #[test]
     fn folders_are_made_where_they_are_missing() {
-        let root = tempfile::tempdir().unwrap();
+        // One that is named as seen from here.
+        let root = tempfile::tempdir_in(".").unwrap();
+        let near = Path::new(root.path().file_name().unwrap());
+        make_durable(&near.join("x/y"), 0o700).unwrap();
+        assert!(root.path().join("x/y").is_dir());
         let path = root.path().join("a/b/c");
         for _ in 0..2 {
             make_durable(&path, 0o700).unwrap();
