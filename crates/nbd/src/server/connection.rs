@@ -37,8 +37,8 @@ const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 /// How long the payload of a write may take, and a send. What they hold is missing elsewhere.
 const DATA_TIME: Duration = Duration::from_secs(60);
 
-/// How long the first request waits for what earlier connections have at the device.
-const ORDER_TIME: Duration = Duration::from_secs(60);
+/// How long the first change waits for what earlier connections have at the device.
+const ORDER_TIME: Duration = Duration::from_secs(600);
 
 /// How long what has come may take when the server ends.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -90,7 +90,7 @@ pub(super) struct Owed {
     held: usize,
 }
 
-/// Whether the first request may begin.
+/// Whether the first change may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// It has not come.
@@ -353,10 +353,6 @@ impl Connection {
             Phase::Securing(..) => return false,
             Phase::Serving(..) => {}
         }
-        if self.order != Order::Settled {
-            self.put_in_order(cx, devices);
-            return false;
-        }
         if self.incoming.is_some() {
             return self.fill(cx, devices);
         }
@@ -382,10 +378,10 @@ impl Connection {
         self.begin(cx, devices, request)
     }
 
-    /// Waits for what earlier connections have at the device, before the first request.
+    /// Waits for what earlier connections have at the device, before the first change.
     fn put_in_order(&mut self, cx: &mut Context<'_>, devices: &Devices) {
         let Phase::Serving(agreed, _) = &self.phase else { return };
-        if self.order != Order::Open || self.staged.is_empty() {
+        if self.order != Order::Open {
             return;
         }
         self.order = Order::Waits;
@@ -396,7 +392,7 @@ impl Connection {
         }
     }
 
-    /// Nothing is in the way of the first request any more.
+    /// Nothing is in the way of the first change any more.
     pub(super) fn handle_settled(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
         self.order = Order::Settled;
         self.order_until = None;
@@ -453,6 +449,11 @@ impl Connection {
                 return true;
             }
         };
+        if self.order != Order::Settled && plan.changes() {
+            self.waiting = Some(request);
+            self.put_in_order(cx, devices);
+            return false;
+        }
         if let Plan::Write { offset, len, fua } = plan
             && self.staged.len() >= len
             && devices.writes_now(export)

@@ -2,7 +2,7 @@
 //!
 //! A client that has lost its connection makes a new one, and sends again what was not answered, and then more. What the
 //! former connection has left at the device must not land after that. Nobody can tell whose former connection it was,
-//! and the server may not have noticed its end. So the first request of a connection waits for all changes of the export
+//! and the server may not have noticed its end. So the first change of a connection waits for all changes of the export
 //! that are at the device when it comes, on all cores. Later changes of other connections are not waited for.
 
 use std::collections::VecDeque;
