@@ -222,7 +222,7 @@ fn export(args: &ExportArgs) -> Result<(), Failure> {
     let signal = serve(&target, &cores, &framework, (&interrupt, &mut sizes))?;
     tracing::info!("signal {signal}: draining");
     if std::io::stderr().is_terminal() {
-        eprintln!("\nending after what is in flight; once more to end at once");
+        shell::tell("\nending after what is in flight; once more to end at once\n");
     }
     target.announce_end();
     target.shutdown().map_err(Failure::runtime)?;
@@ -247,9 +247,9 @@ fn announce(args: &ExportArgs, ready: &Ready) -> Result<Option<Publisher>, Failu
 
 /// What is exported, as text for users; and a warning if other machines reach it without encryption.
 fn tell_people(args: &ExportArgs, ready: &Ready, admission: &Admission, kept: Option<&KeptKey>) {
-    eprint!("{}", describe(ready, admission, kept));
+    shell::tell(&describe(ready, admission, kept));
     if let Some(iscsi) = &ready.iscsi {
-        eprint!("{}", iscsi.advice(args.chap_user.as_deref()));
+        shell::tell(&iscsi.advice(args.chap_user.as_deref()));
     }
     let is_open =
         ready.iscsi.iter().flat_map(|iscsi| &iscsi.portals).any(|it| !it.ip().is_loopback());
@@ -346,10 +346,10 @@ fn serve(
 /// Reports to users on standard error, to programs as one line on standard output.
 fn report(cost: &Cost, acceleration: Acceleration, departures: Departures) -> Result<(), Failure> {
     if cost.ios == 0 {
-        eprintln!("nothing was read or written since the last report");
+        shell::tell("nothing was read or written since the last report\n");
     }
     let tables = [cost.to_table("this target"), departures.to_table(), acceleration.to_table()];
-    eprint!("{}", tables.concat());
+    shell::tell(&tables.concat());
     let line = CostLine { cost: cost.per_io(), acceleration, departures };
     let line = serde_json::to_string(&line).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())

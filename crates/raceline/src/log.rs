@@ -152,20 +152,23 @@ pub(crate) fn stop_waiting() {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("without a name").to_owned();
         let trace = std::backtrace::Backtrace::capture();
-        print(&format!("thread {name}: {panic}\n{trace}"), Duration::ZERO);
+        print(&format!("thread {name}: {panic}\n{trace}\n"), Duration::ZERO);
+        if thread.name() == Some("main") {
+            // Then the program ends.
+            finish();
+        }
     }));
 }
 
 /// Prints a line on standard error for people, who see it as the last one: no longer than a moment does a daemon wait for
 /// who reads it.
 pub(crate) fn last_line(line: &str) {
-    print(line, LAST_MESSAGES);
+    print(&format!("{line}\n"), LAST_MESSAGES);
     finish();
 }
 
 /// Prints on standard error. Where the log goes to the journal, it waits no longer than this for who reads it.
-fn print(text: &str, within: Duration) {
-    let text = format!("{text}\n");
+pub(crate) fn print(text: &str, within: Duration) {
     match WAY.get() {
         Some(Way::Stderr(outlet)) => outlet.emit(text.as_bytes()),
         Some(Way::Journal(_)) if !Stderr::has_room(within) => {}

@@ -61,7 +61,12 @@ pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
+/// Prints for people on standard error. A program with cores does not wait for who reads it.
+pub(crate) fn tell(text: &str) {
+    crate::log::print(text, std::time::Duration::from_secs(1));
+}
+
 /// Tells users something that is neither output nor a failure.
 pub(crate) fn note(text: &str) {
-    eprintln!("raceline: {}", crate::failure::one_line(text));
+    tell(&format!("raceline: {}\n", crate::failure::one_line(text)));
 }

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Served, call, configure, run, run_by, wait_for};
+use crate::support::{Export, Scratch, Served, call, configure, run, run_by, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:unread";
 /// A pipe holds 64 KiB and a terminal less, and the audit of each change has more than 100 bytes.
@@ -54,9 +54,14 @@ fn a_daemon_that_fails_ends_though_nobody_reads_why() {
     let (mut messages, pipe) = pipe(&scratch);
     let full = std::iter::repeat_with(|| messages.write_all(&[b'x'; 4096])).find_map(Result::err);
     assert_eq!(full.unwrap().kind(), ErrorKind::WouldBlock);
+    // One that serves says so, and what it has done, to a reader who is not there.
+    let to_pipe = format!("exec \"$0\" \"$@\" 2> '{pipe}'");
+    let quietly = ["env", "RACELINE_LOG=error", "sh", "-c", &to_pipe];
+    let export = Export::start_by(&quietly, &["ram:1M"]);
+    assert_eq!(run(&export.host(&["identify"])).code, Some(0));
+    export.terminate();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let to_pipe = format!("exec \"$0\" \"$@\" 2> '{pipe}'");
     let output = run_by(&["sh", "-c", &to_pipe], &["--quiet", "export", "ram:1M", "-l", &address]);
     assert_eq!(output.code, Some(1));
 }
