@@ -181,18 +181,16 @@ fn the_longest_idle_connection_gives_way() {
 fn clients_that_are_gone_hold_up_nobody() {
     let served = Served::start();
     let wait = |id, ms| json!({ "method": "bdev_get_bdevs", "id": id, "params": { "name": "none", "timeout": ms } });
-    let batch = json!([wait(1, 500), wait(2, 40_000)]).to_string();
-    let began = Instant::now();
+    let batch = json!([wait(1, 600_000), wait(2, 600_000)]).to_string();
     let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
     clients.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &batch));
     // All of them wait by now.
     std::thread::sleep(Duration::from_millis(250));
     drop(clients);
-    let deadline = began + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     while served.get("/metrics").status != 200 {
         assert!(Instant::now() < deadline, "places are not given back");
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]
