@@ -14,14 +14,16 @@ pub const MOST_ANSWER_BYTES: usize = 16 << 20;
 /// How often a call that waits looks whether its client is gone.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the calls of one request wait. Together they wait no longer than the longest of them would alone, as if they
-/// waited at the same time, which they do in SPDK. They wait for nobody: a wait ends soon after the client has gone.
+/// How long the calls of one request wait. Those that only read wait together no longer than the longest of them would
+/// alone, as if they waited at the same time, which they do in SPDK: for their answer alone, it does not matter if one of
+/// them waits for less than it wanted. A change waits for as long as it would alone, as it may be undone at the end of its
+/// wait. No call waits for nobody: a wait ends soon after the client has gone.
 pub struct Allowance<'a> {
     /// Whether the client is gone.
     is_gone: &'a dyn Fn() -> bool,
-    /// The longest wait that a call has wanted.
+    /// The longest wait that a call that only reads has wanted.
     longest: Cell<Duration>,
-    /// How long all calls have waited.
+    /// How long all such calls have waited.
     waited: Cell<Duration>,
 }
 
@@ -45,25 +47,31 @@ impl<'a> Allowance<'a> {
         (self.is_gone)()
     }
 
-    /// Waits for as long as a call wants to and its request still may, but no longer than for what `look` finds. It is
-    /// called at least once, and is to look for no longer than it is told to.
-    pub fn wait<T>(
-        &self,
-        wanted: Duration,
-        mut look: impl FnMut(Duration) -> Option<T>,
-    ) -> Option<T> {
+    /// Waits for as long as a call that only reads wants to and its request still may, but no longer than for what `look`
+    /// finds. It is called at least once, and is to look for no longer than it is told to.
+    pub fn wait<T>(&self, wanted: Duration, look: impl FnMut(Duration) -> Option<T>) -> Option<T> {
         self.longest.set(self.longest.get().max(wanted));
         let limit = wanted.min(self.longest.get().saturating_sub(self.waited.get()));
         let began = Instant::now();
-        let found = loop {
+        let found = self.wait_alone(limit, look);
+        self.waited.set(self.waited.get().saturating_add(began.elapsed()));
+        found
+    }
+
+    /// The same for a call that changes something, however long others have waited.
+    pub fn wait_alone<T>(
+        &self,
+        limit: Duration,
+        mut look: impl FnMut(Duration) -> Option<T>,
+    ) -> Option<T> {
+        let began = Instant::now();
+        loop {
             let left = limit.saturating_sub(began.elapsed());
             let found = look(left.min(LOOK_INTERVAL));
             if found.is_some() || left <= LOOK_INTERVAL || self.is_gone() {
-                break found;
+                return found;
             }
-        };
-        self.waited.set(self.waited.get().saturating_add(began.elapsed()));
-        found
+        }
     }
 }
 
@@ -89,6 +97,22 @@ mod tests {
         assert!(wait(ms(50)) <= ms(30));
         assert!(allowance.waited.get() >= ms(50));
         assert_eq!(wait(ms(50)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_change_has_time_of_its_own() {
+        let allowance = Allowance::default();
+        let hour = Duration::from_secs(3600);
+        allowance.longest.set(hour);
+        allowance.waited.set(hour);
+        assert_eq!(allowance.wait(hour, Some), Some(Duration::ZERO));
+        assert_eq!(allowance.wait_alone(hour, Some), Some(LOOK_INTERVAL));
+        let waited = allowance.waited.get();
+        allowance.wait_alone(Duration::from_millis(20), |limit| {
+            std::thread::sleep(limit);
+            Some(())
+        });
+        assert_eq!(allowance.waited.get(), waited, "it takes none from others either");
     }
 
     #[test]

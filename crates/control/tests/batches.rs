@@ -12,6 +12,7 @@ use raceline_control::allowance::{MOST_ANSWER_BYTES, MOST_CALLS};
 use raceline_control::events::Severity;
 use raceline_control::server::MAX_CONNECTIONS;
 use serde_json::{Map, Value, json};
+use support::discovery::{address, free_port};
 use support::{Daemon, eventually};
 
 fn batch(calls: impl IntoIterator<Item = Value>) -> String {
@@ -96,6 +97,22 @@ fn the_waits_of_a_batch_take_no_longer_than_the_longest_alone() {
     let began = Instant::now();
     client.call("raceline_get_events", json!({ "since": 1_u64 << 40, "wait_ms": 300 })).unwrap();
     assert!(began.elapsed() >= Duration::from_millis(300));
+}
+
+/// At the end of its wait it is undone, so another call must not bring that about.
+#[test]
+fn a_change_waits_as_long_as_it_would_alone() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let mut params = address(free_port());
+    params["name"] = "D".into();
+    params["attach_timeout_ms"] = 400.into();
+    let follow = json!({ "method": "bdev_nvme_start_discovery", "id": 2, "params": params });
+    let began = Instant::now();
+    client.send(batch([events(1, 400), follow]).as_bytes());
+    let answers: Vec<Value> = serde_json::from_str(&client.line().unwrap()).unwrap();
+    assert_eq!(answers[1]["error"]["code"], -110, "{answers:?}");
+    assert!(began.elapsed() >= Duration::from_millis(800), "{:?}", began.elapsed());
 }
 
 /// What changes something is done all the same: a client may send it and go.

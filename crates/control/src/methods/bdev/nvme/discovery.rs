@@ -84,7 +84,7 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     }
     let left = timeout.saturating_sub(began.elapsed());
     let wait = |limit| is_all_attached(call.manager, &discovery, limit);
-    let attached = call.allowance.wait(left, wait);
+    let attached = call.allowance.wait_alone(left, wait);
     // For a client that has gone meanwhile the change stays made, as any other: it is as if it had not wanted to wait.
     if attached == Some(true) || (attached.is_none() && call.allowance.is_gone()) {
         return Ok(true);
