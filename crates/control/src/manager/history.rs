@@ -306,6 +306,7 @@ pub(super) struct LookedBack {
 
 fn look_back(catalogue: &Catalogue, records: &[Record]) -> LookedBack {
     let mut now = Cow::Borrowed(catalogue);
+    // What undoes the records is gathered from its end on: the last effect is undone first.
     let (mut effects, mut undo) = (Vec::new(), Vec::new());
     for (index, record) in records.iter().enumerate() {
         let backwards: Vec<Record> = match record {
@@ -336,9 +337,9 @@ fn look_back(catalogue: &Catalogue, records: &[Record]) -> LookedBack {
         if index + 1 < records.len() {
             now.to_mut().apply(record.clone());
         }
-        // The last effect is undone first.
-        undo.splice(0..0, backwards);
+        undo.extend(backwards.into_iter().rev());
     }
+    undo.reverse();
     LookedBack { effects, undo }
 }
 
