@@ -157,7 +157,7 @@ impl Daemon {
         }
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Manager::new(manager, registry.clone()));
-        manager.check_history(origin.kept());
+        manager.check_history(origin.kept(), true);
         origin.make(&manager, &registry)?;
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&manager))?;
@@ -191,7 +191,8 @@ impl Daemon {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Manager::new(manager, registry.clone()));
         let origin = Origin::Kept(predecessor.catalogue());
-        manager.check_history(origin.kept());
+        // Earlier releases may hand over before they have written the end of the list.
+        manager.check_history(origin.kept(), false);
         origin.make(&manager, &registry).map_err(|error| unable(&error))?;
         manager.share();
         manager.at_start(Box::new(move |manager| {

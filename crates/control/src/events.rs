@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -139,18 +139,22 @@ impl EventJournal {
     /// Up to `max` events from number `since` on. If there is none, waits up to `wait` for one.
     #[must_use]
     pub fn since(&self, since: u64, max: usize, wait: Duration) -> Batch {
-        let until = Instant::now() + wait;
-        let mut rings = self.lock();
         let since = since.max(1);
-        while rings.next <= since && !rings.is_closed {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.arrived.wait_timeout(rings, left);
-            rings = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        rings.batch(self.id, since, max)
+        self.wait_from(since, wait).batch(self.id, since, max)
+    }
+
+    /// Waits up to `wait` for event number `since`, and gives whether there is nothing to wait for any more: it has
+    /// come, or the daemon ends.
+    #[must_use]
+    pub fn wait(&self, since: u64, wait: Duration) -> bool {
+        let since = since.max(1);
+        self.wait_from(since, wait).is_over(since)
+    }
+
+    fn wait_from(&self, since: u64, wait: Duration) -> MutexGuard<'_, Rings> {
+        let is_waiting = |rings: &mut Rings| !rings.is_over(since);
+        let waited = self.arrived.wait_timeout_while(self.lock(), wait, is_waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Ends all waits, now and later: the daemon ends.
@@ -165,6 +169,11 @@ impl EventJournal {
 }
 
 impl Rings {
+    /// Whether a wait for the event of a number is over.
+    fn is_over(&self, since: u64) -> bool {
+        self.next > since || self.is_closed
+    }
+
     fn batch(&self, journal: u64, since: u64, max: usize) -> Batch {
         let from = |ring: &VecDeque<Event>| {
             let at = ring.partition_point(|event| event.seq < since);

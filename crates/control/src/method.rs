@@ -92,7 +92,7 @@ pub struct Call<'a> {
     /// The caller.
     pub peer: Peer,
     /// What the calls of the same request share.
-    pub allowance: &'a Allowance,
+    pub allowance: &'a Allowance<'a>,
 }
 
 type Handler = Box<dyn Fn(&Call<'_>, Option<&RawValue>) -> Result<Value, RpcError> + Send + Sync>;
@@ -298,7 +298,7 @@ impl Registry {
     /// The same for a call of a request that may have more of them.
     pub(crate) fn call_within(
         &self,
-        allowance: &Allowance,
+        allowance: &Allowance<'_>,
         manager: &Manager,
         peer: Peer,
         name: &str,

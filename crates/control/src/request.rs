@@ -62,7 +62,7 @@ impl Dispatcher<'_> {
     }
 
     /// The same for a client that may go away meanwhile. Its changes are made all the same, but what only reads is for
-    /// nobody then, and is not done.
+    /// nobody then, and is not done. No call waits for long once the client is gone.
     #[must_use]
     pub fn answer_while(&self, value: &[u8], is_gone: &dyn Fn() -> bool) -> Option<String> {
         let Ok(text) = std::str::from_utf8(value) else {
@@ -77,12 +77,12 @@ impl Dispatcher<'_> {
             },
             false => vec![text],
         };
-        let (allowance, mut answers) = (Allowance::default(), Answers::new(is_batch));
+        let (allowance, mut answers) = (Allowance::new(is_gone), Answers::new(is_batch));
         for call in calls {
             let (id, (changes, result)) = match (parse(call), answers.has_room()) {
                 (Err(id), _) => (id, (false, Err(invalid_request()))),
                 (Ok(call), Err(full)) => (call.id, (false, Err(full))),
-                (Ok(call), Ok(())) => (call.id, self.execute(&call, &allowance, is_gone)),
+                (Ok(call), Ok(())) => (call.id, self.execute(&call, &allowance)),
             };
             answers.add(id, changes, &result);
         }
@@ -98,8 +98,7 @@ impl Dispatcher<'_> {
     fn execute(
         &self,
         request: &Request<'_>,
-        allowance: &Allowance,
-        is_gone: &dyn Fn() -> bool,
+        allowance: &Allowance<'_>,
     ) -> (bool, Result<Value, RpcError>) {
         let Request { params, method, .. } = request;
         let Ok(name) = serde_json::from_str::<Cow<'_, str>>(method.get()) else {
@@ -107,7 +106,7 @@ impl Dispatcher<'_> {
         };
         let method = self.registry.get(&name);
         let changes = method.is_some_and(|method| method.access == Access::Change);
-        if !changes && is_gone() {
+        if !changes && allowance.is_gone() {
             return (false, Err(RpcError::internal("The client is gone")));
         }
         (changes, self.registry.call_within(allowance, self.manager, self.peer, &name, *params))

@@ -12,6 +12,7 @@ use raceline_control::allowance::{MOST_ANSWER_BYTES, MOST_CALLS};
 use raceline_control::events::Severity;
 use raceline_control::server::MAX_CONNECTIONS;
 use serde_json::{Map, Value, json};
+use support::discovery::{address, free_port};
 use support::{Daemon, eventually};
 
 fn batch(calls: impl IntoIterator<Item = Value>) -> String {
@@ -98,18 +99,36 @@ fn the_waits_of_a_batch_take_no_longer_than_the_longest_alone() {
     assert!(began.elapsed() >= Duration::from_millis(300));
 }
 
+/// At the end of its wait it is undone, so another call must not bring that about.
+#[test]
+fn a_change_waits_as_long_as_it_would_alone() {
+    let daemon = Daemon::started();
+    let mut client = daemon.client();
+    let mut params = address(free_port());
+    params["name"] = "D".into();
+    params["attach_timeout_ms"] = 400.into();
+    let follow = json!({ "method": "bdev_nvme_start_discovery", "id": 2, "params": params });
+    let began = Instant::now();
+    client.send(batch([events(1, 400), follow]).as_bytes());
+    let answers: Vec<Value> = serde_json::from_str(&client.line().unwrap()).unwrap();
+    assert_eq!(answers[1]["error"]["code"], -110, "{answers:?}");
+    assert!(began.elapsed() >= Duration::from_millis(800), "{:?}", began.elapsed());
+}
+
 /// What changes something is done all the same: a client may send it and go.
 #[test]
 fn nothing_is_read_for_a_client_that_is_gone() {
     let daemon = Daemon::started();
-    let wait = json!({ "name": "none", "timeout": 40_000 });
+    let wait = json!({ "name": "none", "timeout": 600_000 });
     let wait = json!({ "method": "bdev_get_bdevs", "id": 3, "params": wait });
     let began = Instant::now();
     // They have all places.
     let clients: Vec<_> = (0..MAX_CONNECTIONS).map(|_| daemon.client()).collect();
     for (number, mut client) in clients.into_iter().enumerate() {
         let make = create(2, &format!("M{number}"));
-        client.send(batch([events(1, 500), make, wait.clone()]).as_bytes());
+        // They are gone while they wait.
+        let first = if number % 2 == 0 { events(1, 30_000) } else { wait.clone() };
+        client.send(batch([first, make, wait.clone()]).as_bytes());
     }
     eventually("a place is free", || {
         let mut next = daemon.client();

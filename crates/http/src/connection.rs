@@ -21,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use raceline_control::role::Role;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{Sleep, sleep};
 
 use crate::answer::{Answer, answer, text, with};
@@ -200,8 +201,9 @@ async fn respond(
             let body = read(body, shared.patience).await?;
             let (shared, is_over) = (Arc::clone(shared), Arc::clone(is_over));
             let is_gone = move || is_over.load(Ordering::Relaxed);
-            blocking(move || rpc::call(&shared.manager, &shared.registry, role, &body, &is_gone))
-                .await
+            let calling = Arc::clone(&shared.calling);
+            let call = move || rpc::call(&shared.manager, &shared.registry, role, &body, &is_gone);
+            blocking(&calling, call).await
         }
     }
 }
@@ -215,10 +217,11 @@ async fn metrics(shared: &Arc<Shared>, head: &request::Parts) -> Result<Answer, 
         let sentence = "The one option of /metrics is ?names=ceph-nvmeof.";
         text(StatusCode::BAD_REQUEST, sentence)
     })?;
-    // It is never closed.
-    let _one_at_a_time = shared.scraping.acquire().await;
+    let one_at_a_time = Arc::clone(&shared.scraping).acquire_owned().await;
     let shared = Arc::clone(shared);
-    blocking(move || {
+    blocking(&Arc::clone(&shared.calling), move || {
+        // A scrape of a client that is gone is one, too.
+        let _one_at_a_time = one_at_a_time;
         let began = Instant::now();
         let text = metrics::write(&shared.manager, &shared.counts, form, names);
         let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -250,8 +253,19 @@ async fn read(body: Incoming, patience: Duration) -> Result<Vec<u8>, Answer> {
     }
 }
 
-/// Runs what may block. A panic ends its request, not the server.
-async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Result<Answer, Answer> {
+/// Runs what may block, once there is a place for it, which it has until it ends. Where its client goes away, so that this
+/// future is dropped, work that has begun goes on: without a place of its own, any amount of it could gather. A panic ends
+/// its request, not the server.
+async fn blocking(
+    places: &Arc<Semaphore>,
+    work: impl FnOnce() -> Answer + Send + 'static,
+) -> Result<Answer, Answer> {
+    // It is never closed.
+    let place = Arc::clone(places).acquire_owned().await;
+    let work = move || {
+        let _place = place;
+        work()
+    };
     tokio::task::spawn_blocking(work).await.map_err(|_| {
         let sentence = "The request has failed inside: see the log.";
         text(StatusCode::INTERNAL_SERVER_ERROR, sentence)
@@ -329,5 +343,48 @@ impl AsyncWrite for Impatient {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Polls once.
+    async fn begin(work: &mut (impl Future<Output = Result<Answer, Answer>> + Unpin)) {
+        let begun = tokio::time::timeout(Duration::ZERO, work).await;
+        assert!(begun.is_err(), "it is done already");
+    }
+
+    #[test]
+    fn work_for_clients_that_are_gone_does_not_gather() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let places = Arc::new(Semaphore::new(1));
+            let (end, ended) = mpsc::channel::<()>();
+            let begun = Arc::new(AtomicBool::new(false));
+            let mut first = Box::pin(blocking(&places, move || {
+                ended.recv().unwrap();
+                text(StatusCode::OK, "first")
+            }));
+            begin(&mut first).await;
+            // Its client goes.
+            drop(first);
+            for _ in 0..100 {
+                let begun = Arc::clone(&begun);
+                let mut more = Box::pin(blocking(&places, move || {
+                    begun.store(true, Ordering::Relaxed);
+                    text(StatusCode::OK, "more")
+                }));
+                begin(&mut more).await;
+            }
+            end.send(()).unwrap();
+            let last = blocking(&places, || text(StatusCode::OK, "last")).await;
+            assert_eq!(last.unwrap().status(), StatusCode::OK);
+            assert!(!begun.load(Ordering::Relaxed), "work without a place was kept");
+            assert_eq!(places.available_permits(), 1);
+        });
     }
 }

@@ -1,7 +1,8 @@
 //! Places for connections. When all are taken, the connection that has been idle for the longest time gives way.
 //!
 //! A connection is idle while no request of it is answered: before the first head is whole, and between requests. So a
-//! client that holds connections without need keeps nobody out.
+//! client that holds connections without requests keeps nobody out. One with requests in all places does, until they are
+//! answered: for as long as a body may take to come, or a call may wait.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

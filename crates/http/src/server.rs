@@ -31,7 +31,9 @@ pub(crate) struct Shared {
     pub(crate) patience: Duration,
     pub(crate) counts: Counts,
     /// One scrape at a time: each reads everything.
-    pub(crate) scraping: Semaphore,
+    pub(crate) scraping: Arc<Semaphore>,
+    /// Places for what may block, one for each thread.
+    pub(crate) calling: Arc<Semaphore>,
     /// Requests that have not been answered.
     pub(crate) answering: AtomicUsize,
 }
@@ -48,7 +50,8 @@ impl HttpServer {
     /// # Errors
     /// When its thread cannot be started.
     pub fn start(config: HttpConfig, manager: Arc<Manager>) -> io::Result<Self> {
-        // One thread per connection at most: a connection makes one call at a time.
+        // A connection makes one call at a time. Where clients go, their calls may be left over, so these have places of
+        // their own: none waits for a thread.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(MAX_CONNECTIONS)
@@ -61,7 +64,8 @@ impl HttpServer {
             pages: config.pages,
             patience: config.patience,
             counts: Counts::default(),
-            scraping: Semaphore::new(1),
+            scraping: Arc::new(Semaphore::new(1)),
+            calling: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             answering: AtomicUsize::new(0),
         });
         let (end, ended) = oneshot::channel();

@@ -168,6 +168,17 @@ impl Network {
         state.nodes.iter().find(listens).map_or(Vec::new(), |node| node.memory.all())
     }
 
+    /// Whether devices refuse to register memory of their own from now on.
+    pub fn refuse_memory(&self, refuses: bool) {
+        self.0.lock().refuses_memory = refuses;
+    }
+
+    /// How often they have refused it.
+    #[must_use]
+    pub fn memory_refusals(&self) -> u64 {
+        self.0.lock().memory_refusals
+    }
+
     /// Nothing goes wrong by itself from now on.
     pub fn stop_faults(&self) {
         self.0.lock().config.faults = Faults::default();
@@ -269,6 +280,11 @@ impl Provider for FakeDevice {
         let mut state = self.network.lock();
         if state.nodes[self.node].is_removed {
             return Err(gone("registering memory"));
+        }
+        if state.refuses_memory {
+            state.memory_refusals += 1;
+            let why = "there is no memory".to_owned();
+            return Err(ProviderError { what: "registering memory", why });
         }
         Ok(state.nodes[self.node].memory.register(len, access))
     }

@@ -249,6 +249,8 @@ impl<P: Provider> TargetPort<P> {
 
     /// [`Self::poll`], of completions alone: it costs no system call.
     pub fn poll_work(&mut self, now: Instant) -> bool {
+        // Newer ones must not overtake them.
+        self.complete_late();
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
         let any = !completions.is_empty();
@@ -283,12 +285,18 @@ impl<P: Provider> TargetPort<P> {
         }
     }
 
+    /// Handles completions that were taken on the way to something else.
+    #[inline]
+    fn complete_late(&mut self) {
+        while let Some(done) = self.late.pop_front() {
+            self.complete(&done);
+        }
+    }
+
     /// Posts what drivers have given to queues, and tells what that leads to.
     pub fn settle(&mut self, now: Instant) {
         while !self.dirty.is_empty() || !self.late.is_empty() {
-            while let Some(done) = self.late.pop_front() {
-                self.complete(&done);
-            }
+            self.complete_late();
             let mut turn = std::mem::take(&mut self.turn);
             std::mem::swap(&mut turn, &mut self.dirty);
             for &id in &turn {

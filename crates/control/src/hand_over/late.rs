@@ -16,6 +16,8 @@ impl LateJournal {
     pub(super) fn open(&self, dir: &Path) -> Result<(), StateError> {
         let (journal, kept) = StateJournal::open(dir)?;
         journal.begin(&kept);
+        // What was made again may have more parameters than what is kept.
+        journal.rewrite_with_next_change();
         // It is opened once.
         let _ = self.0.set(journal);
         Ok(())

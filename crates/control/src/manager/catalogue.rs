@@ -321,10 +321,12 @@ impl Catalogue {
     }
 }
 
-/// FNV-1a (64 bits) of an entry and its name, as JSON.
+/// FNV-1a (64 bits) of an entry and its name, as JSON. As where entries are compared, the order of members is nothing.
 fn digest_of(key: &Key, entry: &Entry) -> u64 {
+    let mut entry = entry.clone();
+    entry.params.sort_all_objects();
     // Names and values that were parsed can always be written.
-    let text = serde_json::to_vec(&(key, entry)).unwrap_or_default();
+    let text = serde_json::to_vec(&(key, &entry)).unwrap_or_default();
     text.iter().fold(0xcbf2_9ce4_8422_2325, |digest, byte| {
         (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -412,6 +414,17 @@ mod tests {
         let different = [of(&[]), of(&[&a]), of(&[&b]), of(&[&other])];
         let distinct: BTreeSet<u64> = different.into_iter().collect();
         assert_eq!(distinct.len(), different.len());
+        // Nor does it depend on the order of members.
+        let params = |text: &str| {
+            let params = serde_json::from_str(text).unwrap();
+            let entry = Entry { section: Section::Bdev, method: "m".to_owned(), params };
+            Record::Put { key: Key::new(&["bdev", "x"]), entry }
+        };
+        let one = params(r#"{"a":1,"b":[{"c":1,"d":2}]}"#);
+        let same = params(r#"{"b":[{"d":2,"c":1}],"a":1}"#);
+        assert_eq!(one, same);
+        assert_eq!(of(&[&one]), of(&[&same]));
+        assert_ne!(of(&[&one]), of(&[&params(r#"{"a":1,"b":[{"c":2,"d":1}]}"#)]));
         // Files hold it.
         assert_eq!(of(&[&put(&["bdev", "x"], 1)]), 0x2fc4_3f63_fbae_39af);
     }

@@ -306,6 +306,7 @@ pub(super) struct LookedBack {
 
 fn look_back(catalogue: &Catalogue, records: &[Record]) -> LookedBack {
     let mut now = Cow::Borrowed(catalogue);
+    // What undoes the records is gathered from its end on: the last effect is undone first.
     let (mut effects, mut undo) = (Vec::new(), Vec::new());
     for (index, record) in records.iter().enumerate() {
         let backwards: Vec<Record> = match record {
@@ -336,9 +337,9 @@ fn look_back(catalogue: &Catalogue, records: &[Record]) -> LookedBack {
         if index + 1 < records.len() {
             now.to_mut().apply(record.clone());
         }
-        // The last effect is undone first.
-        undo.splice(0..0, backwards);
+        undo.extend(backwards.into_iter().rev());
     }
+    undo.reverse();
     LookedBack { effects, undo }
 }
 
@@ -400,19 +401,21 @@ impl Manager {
         }
     }
 
-    /// Cuts the list if it does not lead to this configuration, with which the daemon starts.
-    pub(crate) fn check_history(&self, kept: &Catalogue) {
-        let (last, after) = {
+    /// Cuts the list if it does not lead to this configuration, with which the daemon starts. `is_whole`: earlier
+    /// releases, which have not written where the list leads, had time to write the end of the list.
+    pub(crate) fn check_history(&self, kept: &Catalogue, is_whole: bool) {
+        let (last, after, is_cut) = {
             let list = lock(&self.history.list);
-            (list.last, list.after)
+            (list.last, list.after, list.cut == list.last)
         };
-        // Earlier releases have not written it.
-        if after.is_none_or(|after| after == kept.digest()) {
+        if is_cut || after.map_or(is_whole, |after| after == kept.digest()) {
             return;
         }
         tracing::warn!(
-            "the list of the last changes does not lead to the present configuration, so nothing leads back over its \
-             changes up to number {last}: a crash has lost the end of the list. The configuration is not concerned"
+            "the list of the last changes does not lead to the present configuration, or not for certain, so nothing leads \
+             back over its changes up to number {last}: the end of the list was not written (a crash, or an earlier \
+             release has handed over), or other files are in the state directory than before. The configuration is not \
+             concerned"
         );
         self.history.cut();
     }

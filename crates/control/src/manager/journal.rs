@@ -37,6 +37,10 @@ pub trait Journal: Send + Sync {
     /// wait.
     fn changed(&self, _catalogue: &Catalogue) {}
 
+    /// What was made again at the start has more parameters than the records: with the next change, the sum of all
+    /// records is written down whole.
+    fn rewrite_with_next_change(&self) {}
+
     /// Closes in good order, so that the next start is fast: there are no more changes.
     ///
     /// # Errors

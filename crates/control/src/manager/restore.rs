@@ -63,7 +63,11 @@ impl Manager {
             return Ok(());
         }
         self.open_portals().map_err(RestoreError::Portals)?;
-        self.compare(catalogue)
+        self.compare(catalogue)?;
+        if self.model().catalogue.digest() != catalogue.digest() {
+            self.config.journal.rewrite_with_next_change();
+        }
+        Ok(())
     }
 
     fn make_again(&self, key: &Key, entry: &Entry) -> Result<(), RestoreError> {

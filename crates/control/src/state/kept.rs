@@ -125,6 +125,10 @@ impl Journal for StateJournal {
         }
     }
 
+    fn rewrite_with_next_change(&self) {
+        self.store.want_checkpoint();
+    }
+
     fn close(&self, catalogue: &Catalogue) -> Result<(), JournalError> {
         Ok(self.store.checkpoint_and_wait(self.configuration_of(catalogue))?)
     }
@@ -192,12 +196,17 @@ fn catalogue_of(recovered: Recovered) -> Result<(Catalogue, u64), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::super::sim::{Random, SimDisk};
     use super::*;
     use crate::error::RpcError;
     use crate::manager::{Manager, ManagerConfig};
     use crate::method::Registry;
     use crate::role::Peer;
+
+    /// How long a test waits for what it expects.
+    const LIMIT: Duration = Duration::from_secs(20);
 
     /// A daemon without a socket.
     struct Daemon {
@@ -263,6 +272,33 @@ mod tests {
         daemon.create("d").unwrap();
         let before = daemon.bdevs();
         assert_eq!(Daemon::start(&crash(&disk)).bdevs(), before);
+    }
+
+    #[test]
+    fn what_a_start_has_added_is_kept_with_the_next_change() {
+        let disk = SimDisk::default();
+        let (journal, _) = StateJournal::with_disk(Arc::new(disk.clone())).unwrap();
+        // An earlier release did not record all that there is.
+        let params = json!({ "name": "a", "num_blocks": 64, "block_size": 512 });
+        let entry = Entry::new(Section::Bdev, "bdev_malloc_create", &params).unwrap();
+        let mut catalogue = Catalogue::default();
+        catalogue.apply(Record::Put { key: Key::new(&["bdev", "a"]), entry });
+        journal.close(&catalogue).unwrap();
+        drop(journal);
+        let daemon = Daemon::start(&disk);
+        daemon.create("b").unwrap();
+        let after = daemon.manager.model().catalogue.digest();
+        // The checkpoint is written behind the change.
+        let began = Instant::now();
+        loop {
+            let (_, kept) = StateJournal::with_disk(Arc::new(crash(&disk))).unwrap();
+            assert_eq!(kept.catalogue.len(), 2);
+            if kept.catalogue.digest() == after {
+                break;
+            }
+            assert!(began.elapsed() < LIMIT, "it is not all kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

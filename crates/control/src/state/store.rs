@@ -96,7 +96,7 @@ pub(super) struct Checkpoints {
     /// Whether one is being written.
     pub(super) running: bool,
     /// The daemon has started from a log: a new checkpoint makes the next start faster, and does not rely
-    /// on bytes that a failing disk may have kept only in memory.
+    /// on bytes that a failing disk may have kept only in memory. Or what it has made is not quite what is kept.
     pub(super) after_start: bool,
     /// When the last one failed, if it did.
     pub(super) failed_at: Option<Instant>,
@@ -254,6 +254,12 @@ impl Store {
             && !checkpoints.running
             && !waiting
             && queue.health == Health::Good
+    }
+
+    /// Has a checkpoint be due as soon as it can be: what the daemon has made again at its start is not quite what is
+    /// kept, so that the log alone does not lead to its configuration.
+    pub fn want_checkpoint(&self) {
+        self.shared.lock().checkpoints.after_start = true;
     }
 
     /// Writes the configuration as it is after all changes appended so far, so that the log can be cut.

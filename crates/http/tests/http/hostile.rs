@@ -125,22 +125,30 @@ fn slow_clients_are_closed() {
     assert_eq!(served.get("/healthz").status, 200);
 }
 
-/// A call that is answered after this time.
-fn waiting(ms: u64) -> String {
-    let params = json!({ "name": "none", "timeout": ms });
-    json!({ "method": "bdev_get_bdevs", "id": 1, "params": params }).to_string()
+/// A small call.
+const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"spdk_get_version"}"#;
+
+/// Sends the head of [`CALL`]. Until its body has come, the server is busy with it, as it says itself.
+fn begin_call(client: &mut Client) {
+    let length = format!("Content-Length: {}", CALL.len());
+    client.send("POST", "/rpc", &["Expect: 100-continue", &length], "");
+    assert_eq!(client.answer("POST").status, 100);
+}
+
+fn end_call(client: &mut Client) {
+    client.stream.write_all(CALL.as_bytes()).unwrap();
+    assert_eq!(client.answer("POST").status, 200, "its call was under way");
 }
 
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     let served = Served::start();
     let mut busy: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
-    busy.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &waiting(2000)));
-    std::thread::sleep(Duration::from_millis(250));
+    busy.iter_mut().for_each(begin_call);
     let mut one_more = served.connect();
     let refused = one_more.answer("GET");
     assert_eq!((refused.status, refused.body.as_str()), (503, "Too many connections.\n"));
-    assert!(busy.iter_mut().all(|client| client.answer("POST").status == 200));
+    busy.iter_mut().for_each(end_call);
     // They are idle now.
     assert!(served.connect().is_served());
 }
@@ -149,10 +157,9 @@ fn connections_beyond_the_limit_are_told_so() {
 fn the_longest_idle_connection_gives_way() {
     let served = Served::start();
     let mut first = served.connect();
-    first.send("POST", "/rpc", &[], &waiting(1000));
+    begin_call(&mut first);
     let mut silent = served.connect();
     silent.stream.write_all(b"GET /hea").unwrap();
-    std::thread::sleep(Duration::from_millis(50));
     let mut clients = Vec::new();
     // Each asks once and stays: three times as many as there are places.
     for number in 0..3 * MAX_CONNECTIONS {
@@ -161,7 +168,7 @@ fn the_longest_idle_connection_gives_way() {
         clients.push(client);
     }
     assert!(silent.is_closed(), "it holds a place with half a head");
-    assert_eq!(first.answer("POST").status, 200, "its call was under way");
+    end_call(&mut first);
     let (newest, oldest) = (clients.pop().unwrap(), clients.remove(0));
     let ends = |mut client: Client| {
         // The rest of the first answer.
@@ -181,18 +188,16 @@ fn the_longest_idle_connection_gives_way() {
 fn clients_that_are_gone_hold_up_nobody() {
     let served = Served::start();
     let wait = |id, ms| json!({ "method": "bdev_get_bdevs", "id": id, "params": { "name": "none", "timeout": ms } });
-    let batch = json!([wait(1, 500), wait(2, 40_000)]).to_string();
-    let began = Instant::now();
+    let batch = json!([wait(1, 600_000), wait(2, 600_000)]).to_string();
     let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
     clients.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &batch));
-    // All of them wait by now.
+    // All of them wait by now, as a rule.
     std::thread::sleep(Duration::from_millis(250));
     drop(clients);
-    let deadline = began + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     while served.get("/metrics").status != 200 {
         assert!(Instant::now() < deadline, "places are not given back");
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]

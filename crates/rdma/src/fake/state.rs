@@ -227,6 +227,10 @@ pub(super) struct State {
     pub(super) misuses: Vec<String>,
     /// Times that a message has found no receive.
     pub(super) waits: u64,
+    /// Devices refuse to register memory.
+    pub(super) refuses_memory: bool,
+    /// How often they have.
+    pub(super) memory_refusals: u64,
     /// Steps of later times, and those that are to be done at once, in order.
     later: BinaryHeap<Reverse<Timed>>,
     at_once: VecDeque<Step>,
@@ -244,6 +248,8 @@ impl State {
             pairs: Vec::new(),
             misuses: Vec::new(),
             waits: 0,
+            refuses_memory: false,
+            memory_refusals: 0,
             later: BinaryHeap::new(),
             at_once: VecDeque::new(),
             count: 0,

@@ -1,9 +1,13 @@
 //! Registered memory for data that are under way, within a budget.
 
+use std::time::{Duration, Instant};
+
 use raceline_rdma::verbs::{Access, Provider, Region};
 
 /// Bytes of the smallest buffer.
 const LEAST: u32 = 4096;
+/// A device that refuses memory is not told of more often.
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Buffers of powers of two. They are registered when they are first needed, and kept.
 ///
@@ -17,12 +21,14 @@ pub(super) struct Buffers {
     registered: u64,
     /// Those not in use, by size.
     free: Vec<Vec<Region>>,
+    /// When the last warning was written.
+    warned: Option<Instant>,
 }
 
 impl Buffers {
     /// None yet, and at most so many bytes.
     pub(super) fn new(access: Access, budget: u64) -> Self {
-        Self { access, budget, registered: 0, free: Vec::new() }
+        Self { access, budget, registered: 0, free: Vec::new(), warned: None }
     }
 
     /// Bytes of the buffer for so many bytes.
@@ -63,7 +69,11 @@ impl Buffers {
                 Some(region)
             }
             Err(error) => {
-                tracing::warn!(%error, size, "no registered memory for the data of an RDMA connection");
+                let now = Instant::now();
+                if self.warned.is_none_or(|at| now >= at + WARNING_INTERVAL) {
+                    self.warned = Some(now);
+                    tracing::warn!(%error, size, "no registered memory for the data of an RDMA connection");
+                }
                 None
             }
         }

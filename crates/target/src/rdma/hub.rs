@@ -124,6 +124,11 @@ impl Hub {
             self.works.port.check_deadlines(now);
             self.settle(now);
             self.works.places.forget_ended(self.works.port.provider());
+            if !self.works.starved.is_empty() {
+                // The device may have refused them memory, of which none may come back.
+                self.feed();
+                self.settle(now);
+            }
         }
         if self.closing.is_empty() {
             return;
@@ -214,7 +219,7 @@ impl Hub {
         }
     }
 
-    /// Buffers have come back: those who wait for one try again.
+    /// Buffers have come back, or it is time: those who wait for one try again.
     fn feed(&mut self) {
         for id in std::mem::take(&mut self.works.starved) {
             let Some(line) = self.lines.get_mut(id.0) else { continue };

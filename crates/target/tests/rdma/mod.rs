@@ -185,6 +185,32 @@ fn a_wrong_key_ends_its_own_rdma_connection_only() {
     });
 }
 
+/// Over iWARP, a buffer for the data of a write is registered for each, so there may be none that comes back.
+#[test]
+fn a_write_is_tried_again_once_the_device_has_memory() {
+    each_kind(|config, network| {
+        let fabric = Fabric::new(network);
+        let (target, _, rdma) = fabric.target(config);
+        let mut host = Host::new(&fabric, rdma);
+        let (admin, cntlid) = host.admin(&nqn(), 0);
+        let queue = host.io(cntlid, 1, 32);
+        let len = 64 << 10;
+        host.put(DATA, &pattern(1, 64 << 10));
+        fabric.network.refuse_memory(true);
+        let transfer = HostTransfer::Keyed { block: host.block(DATA, len), invalidate: false };
+        let write = host.submit(queue, &block_sqe(io::WRITE, 1, 0, blocks(len)), transfer);
+        host.until("a refusal", |_| (fabric.network.memory_refusals() > 0).then_some(()));
+        fabric.network.refuse_memory(false);
+        assert!(host.wait(queue, write).status.is_success());
+        write_and_read(&mut host, queue, 256, len);
+        host.close(queue);
+        host.close(admin);
+        nobody_is_left(&target);
+        target.shutdown().unwrap();
+        fabric.end();
+    });
+}
+
 #[test]
 fn an_rdma_host_that_leaves_under_io_leaves_nothing() {
     for seed in 0..6 {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::manager::catalogue::{Entry, Key, Section};
 use crate::manager::history::{MOST_CHANGES, NoWayBack};
@@ -81,7 +81,7 @@ fn nothing_leads_back_over_what_the_list_does_not_have() {
     first.close_journal().unwrap();
     // Everything is there.
     let again = manager(&file).0;
-    again.check_history(&after_b);
+    again.check_history(&after_b, true);
     assert_eq!(again.history().changes().iter().filter(|past| past.undo.is_some()).count(), 2);
     // A crash has lost the last change: of the configuration, or of the list.
     let whole = std::fs::read(&file).unwrap();
@@ -89,7 +89,7 @@ fn nothing_leads_back_over_what_the_list_does_not_have() {
         std::fs::write(&file, list).unwrap();
         let (lost, registry) = manager(&file);
         let last = lost.history().changes().last().unwrap().number;
-        lost.check_history(kept);
+        lost.check_history(kept, true);
         let shown = lost.history().changes();
         assert!(shown.iter().all(|past| past.undo.is_none()) && !shown.is_empty());
         assert_eq!(lost.configuration_before(None).unwrap_err(), NoWayBack::Cut(last));
@@ -101,7 +101,7 @@ fn nothing_leads_back_over_what_the_list_does_not_have() {
         let kept = lost.model().catalogue.clone();
         lost.close_journal().unwrap();
         let later = manager(&file).0;
-        later.check_history(&kept);
+        later.check_history(&kept, true);
         assert_eq!(later.configuration_before(None).unwrap().0, last + 1);
         assert_eq!(later.configuration_before(Some(last)).unwrap_err(), NoWayBack::Cut(last));
     }
@@ -124,4 +124,24 @@ fn nothing_leads_back_over_what_a_start_adds() {
     change.unwrap();
     again.start();
     assert_eq!(again.configuration_before(None).unwrap_err(), NoWayBack::Cut(1));
+}
+
+/// Earlier releases have not written where the list leads.
+#[test]
+fn a_list_of_an_earlier_release_is_good_unless_it_was_handed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("history.json");
+    let (first, registry) = manager(&file);
+    first.start();
+    create(&first, &registry, "a");
+    let kept = first.model().catalogue.clone();
+    first.close_journal().unwrap();
+    let mut list: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    list.as_object_mut().unwrap().remove("after").unwrap();
+    std::fs::write(&file, list.to_string()).unwrap();
+    for (is_whole, way) in [(true, Ok(1)), (false, Err(NoWayBack::Cut(1)))] {
+        let again = manager(&file).0;
+        again.check_history(&kept, is_whole);
+        assert_eq!(again.configuration_before(None).map(|(number, _)| number), way);
+    }
 }

@@ -24,8 +24,6 @@ pub(super) const DISCOVERY_PORT: &str = "8009";
 const MAX_NAME_BYTES: usize = 59;
 /// How long a client without a time limit of its own may wait: each wait occupies a thread.
 const MAX_ATTACH_WAIT: Duration = Duration::from_secs(600);
-/// How often a waiting client checks whether the daemon ends.
-const END_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn register(registry: &mut Registry) {
     registry.change("bdev_nvme_start_discovery", States::Runtime, start);
@@ -86,7 +84,9 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     }
     let left = timeout.saturating_sub(began.elapsed());
     let wait = |limit| is_all_attached(call.manager, &discovery, limit);
-    if call.allowance.wait(left, wait) {
+    let attached = call.allowance.wait_alone(left, wait);
+    // For a client that has gone meanwhile the change stays made, as any other: it is as if it had not wanted to wait.
+    if attached == Some(true) || (attached.is_none() && call.allowance.is_gone()) {
         return Ok(true);
     }
     let problem = discovery.problem().unwrap_or_else(|| "it is not all attached yet".to_owned());
@@ -96,19 +96,13 @@ fn start(call: &Call<'_>, params: Start) -> Result<bool, RpcError> {
     Err(RpcError::errno(libc::ETIMEDOUT).because(problem))
 }
 
-/// Waits until the subsystems that a service has named first are attached, and gives whether they are.
-fn is_all_attached(manager: &Manager, discovery: &Arc<Discovery>, limit: Duration) -> bool {
-    let began = Instant::now();
-    while !manager.is_ending() {
-        let left = limit.saturating_sub(began.elapsed());
-        if discovery.wait_attached(left.min(END_INTERVAL)) {
-            return true;
-        }
-        if left.is_zero() || !is_followed(manager, discovery) {
-            break;
-        }
+/// Waits until the subsystems that a service has named first are attached, and gives whether they are; nothing if they may
+/// still be.
+fn is_all_attached(manager: &Manager, discovery: &Arc<Discovery>, limit: Duration) -> Option<bool> {
+    if discovery.wait_attached(limit) {
+        return Some(true);
     }
-    false
+    (manager.is_ending() || !is_followed(manager, discovery)).then_some(false)
 }
 
 fn is_followed(manager: &Manager, discovery: &Arc<Discovery>) -> bool {
