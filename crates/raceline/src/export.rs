@@ -220,13 +220,17 @@ fn export(args: &ExportArgs) -> Result<(), Failure> {
     shell::print(format!("{line}\n").as_bytes())?;
 
     let signal = serve(&target, &cores, &framework, (&interrupt, &mut sizes))?;
+    end(target, signal)
+}
+
+/// Ends the target when those who are connected know, and what is in flight is done.
+fn end(target: Target, signal: i32) -> Result<(), Failure> {
     tracing::info!("signal {signal}: draining");
     if std::io::stderr().is_terminal() {
         shell::tell("\nending after what is in flight; once more to end at once\n");
     }
     target.announce_end();
-    target.shutdown().map_err(Failure::runtime)?;
-    Ok(())
+    target.shutdown().map_err(Failure::runtime)
 }
 
 /// Announces where other machines can connect, until the returned value is dropped.
