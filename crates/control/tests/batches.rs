@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
@@ -123,22 +123,27 @@ fn nothing_is_read_for_a_client_that_is_gone() {
     let wait = json!({ "method": "bdev_get_bdevs", "id": 3, "params": wait });
     let began = Instant::now();
     // They have all places.
-    let clients: Vec<_> = (0..MAX_CONNECTIONS).map(|_| daemon.client()).collect();
-    for (number, mut client) in clients.into_iter().enumerate() {
-        let make = create(2, &format!("M{number}"));
-        // They are gone while they wait.
+    let mut clients: Vec<_> = (0..MAX_CONNECTIONS).map(|_| daemon.client()).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        let (early, late) = (create(0, &format!("E{number}")), create(2, &format!("M{number}")));
         let first = if number % 2 == 0 { events(1, 30_000) } else { wait.clone() };
-        client.send(batch([first, make, wait.clone()]).as_bytes());
+        client.send(batch([early, first, late, wait.clone()]).as_bytes());
     }
+    let made = || daemon.manager.model().bdevs.iter().count();
+    eventually("they wait", || made() == MAX_CONNECTIONS);
+    drop(clients);
     eventually("a place is free", || {
+        // Until then it is refused, and may find its socket closed.
         let mut next = daemon.client();
-        next.send(br#"{"method":"notify_get_types","id":1}"#);
-        next.line().is_some_and(|line| line.contains("bdev_register"))
+        let call = br#"{"method":"notify_get_types","id":1}"#;
+        let mut answer = String::new();
+        let is_sent = next.stream.write_all(call).is_ok();
+        is_sent
+            && BufReader::new(&next.stream).read_line(&mut answer).is_ok()
+            && answer.contains("bdev_register")
     });
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    eventually("all changes are made", || {
-        daemon.manager.model().bdevs.iter().count() == MAX_CONNECTIONS
-    });
+    eventually("all changes are made", || made() == 2 * MAX_CONNECTIONS);
     // A client that only sends no more is not gone.
     let mut quiet = daemon.client();
     quiet.send(batch([events(1, 200), events(2, 0)]).as_bytes());
