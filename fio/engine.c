@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// An external I/O engine for fio: namespaces over NVMe/TCP through libraceline.
+// An external I/O engine for fio: namespaces over NVMe/TCP and NVMe/RDMA through libraceline.
 //
 // Each job has its own set of connections to each controller, and the thread of the job submits and polls.
 // The engine makes the connections in the thread or process that runs the job. So jobs with `thread` and jobs
@@ -30,6 +30,7 @@ enum {
 // The options of a job. fio does not accept an option at offset 0, so `pad` is the first member.
 struct engine_options {
 	void *pad;
+	char *trtype;
 	char *traddr;
 	char *trsvcid;
 	char *nqn;
@@ -58,6 +59,7 @@ struct engine_options {
 // The namespace that a file stands for. The file's name overrides the job's options.
 struct place {
 	char *copy; // a copy of the file's name, or NULL; the texts below may point into it
+	const char *trtype;
 	const char *traddr;
 	const char *trsvcid;
 	const char *nqn;
@@ -131,10 +133,11 @@ static const char *apply(struct place *place, char *key)
 		if (*end || end == value)
 			return "is no number";
 	} else if (!strcmp(key, "trtype")) {
-		if (strcasecmp(value, "tcp"))
-			return "is not possible: this engine speaks TCP";
+		if (strcasecmp(value, "tcp") && strcasecmp(value, "rdma"))
+			return "is not possible: this engine has TCP and RDMA";
+		place->trtype = value;
 	} else if (strcmp(key, "adrfam")) {
-		return "is unknown: traddr, trsvcid, nqn, nsid and hostnqn are possible";
+		return "is unknown: trtype, traddr, trsvcid, nqn, nsid and hostnqn are possible";
 	}
 	return NULL;
 }
@@ -148,6 +151,7 @@ static int find_place(struct thread_data *td, const char *name, struct place *pl
 	char *save = NULL;
 
 	*place = (struct place) {
+		.trtype = options->trtype,
 		.traddr = options->traddr,
 		.trsvcid = options->trsvcid,
 		.nqn = options->nqn,
@@ -175,9 +179,15 @@ static bool same_text(const char *a, const char *b)
 	return a == b || (a && b && !strcmp(a, b));
 }
 
+// Whether two names of transports mean the same one. NULL means TCP.
+static bool same_transport(const char *a, const char *b)
+{
+	return !strcasecmp(a ? a : "tcp", b ? b : "tcp");
+}
+
 static bool same_controller(const struct place *a, const struct place *b)
 {
-	return same_text(a->traddr, b->traddr) && same_text(a->trsvcid, b->trsvcid) &&
+	return same_transport(a->trtype, b->trtype) && same_text(a->traddr, b->traddr) && same_text(a->trsvcid, b->trsvcid) &&
 	       same_text(a->nqn, b->nqn) && same_text(a->hostnqn, b->hostnqn);
 }
 
@@ -185,7 +195,8 @@ static bool same_controller(const struct place *a, const struct place *b)
 static int set_paths(struct thread_data *td, const struct place *place, raceline_config *config)
 {
 	const struct engine_options *options = td->eo;
-	bool is_own = same_text(place->traddr, options->traddr) &&
+	bool is_own = same_transport(place->trtype, options->trtype) &&
+		      same_text(place->traddr, options->traddr) &&
 		      same_text(place->trsvcid, options->trsvcid) &&
 		      same_text(place->nqn, options->nqn);
 
@@ -223,6 +234,7 @@ static int connect_to(struct thread_data *td, const struct place *place, bool wi
 	if (!place->nqn)
 		return fail(td, EINVAL, "which subsystem? set nqn=NAME");
 	raceline_config_init(&config, sizeof(config));
+	config.trtype = place->trtype;
 	config.traddr = place->traddr;
 	config.trsvcid = place->trsvcid;
 	config.nqn = place->nqn;
@@ -610,6 +622,7 @@ static int engine_invalidate(struct thread_data *td, struct fio_file *f)
 	}
 
 static struct fio_option engine_option_table[] = {
+	OPTION("trtype", trtype, FIO_OPT_STR_STORE, "What carries the queues: TCP or RDMA (TCP)"),
 	OPTION("traddr", traddr, FIO_OPT_STR_STORE, "Address or name of the target"),
 	OPTION("trsvcid", trsvcid, FIO_OPT_STR_STORE, "Port of the target (4420)"),
 	OPTION("nqn", nqn, FIO_OPT_STR_STORE, "Name of the subsystem"),
@@ -637,7 +650,7 @@ static struct fio_option engine_option_table[] = {
 	OPTION("spin_us", spin_us, FIO_OPT_INT,
 	       "Microseconds for which a job looks for completions before it sleeps", .def = "50"),
 	OPTION("path", path, FIO_OPT_STR_STORE,
-	       "More paths to the subsystem, ADDR[:PORT][,SOURCE] with spaces between them"),
+	       "More paths to the subsystem, [tcp://|rdma://]ADDR[:PORT][,SOURCE] with spaces between them"),
 	OPTION("policy", policy, FIO_OPT_STR_STORE,
 	       "Which path an I/O takes: active-passive, round-robin, queue-depth or numa"),
 	OPTION("multipath", multipath, FIO_OPT_BOOL,

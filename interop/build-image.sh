@@ -299,9 +299,15 @@ cat >"$boot/init" <<'STAGE1'
 b=/bin/busybox
 $b mount -t devtmpfs dev /dev
 while read -r m; do $b insmod "$m"; done </mods/list 2>/dev/null
+$b mount -t proc proc /proc
+disk=/dev/vda
+for word in $($b cat /proc/cmdline); do
+    case $word in guest.root=*) disk=${word#*=} ;; esac
+done
 i=0
-while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do $b sleep 0.05; i=$((i + 1)); done
-$b mount -t ext4 /dev/vda /new && exec $b switch_root /new /init
+while [ ! -b "$disk" ] && [ $i -lt 100 ]; do $b sleep 0.05; i=$((i + 1)); done
+$b umount /proc
+$b mount -t ext4 "$disk" /new && exec $b switch_root /new /init
 echo "guest: cannot mount the root disk"
 $b reboot -f
 STAGE1

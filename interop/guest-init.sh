@@ -27,7 +27,7 @@ if [ -e /sys/class/net/eth0 ]; then
     while [ "$(cat /sys/class/net/eth0/operstate)" != up ] && [ $i -lt 40 ]; do sleep 0.05; i=$((i + 1)); done
 fi
 
-# vda is the root disk, vdb holds a tar with the job, and vdc takes the results.
+# vda is the root disk, or the disk that has it; vdb holds a tar with the job, and vdc takes the results.
 tar -xf /dev/vdb -C /job 2>/dev/null
 mkdir -p /etc/nvme
 [ -e /etc/nvme/hostid ] || cat /proc/sys/kernel/random/uuid >/etc/nvme/hostid

@@ -24,6 +24,8 @@
 #   -T MODE          single (default: emulated CPUs take turns) | multi (each has a thread)
 #   -k               use KVM (default: software emulation, works everywhere)
 #   -a WORDS         more words for the kernel command line
+#   -b SOCKET        start from a disk by vhost-user, as boot-disk.sh makes it, and not from IMAGE_DIR; the disk keeps what
+#                    the guest writes (not with -a and -i)
 #
 # exit: the script's own code; 124 when the time of -t was over; 125 when the guest reported
 #       no code because it crashed or QEMU failed (the console log says why).
@@ -33,14 +35,15 @@
 # needs: package qemu-system-x86 (7.2 or newer for -n).  This program needs no root.
 
 set -euo pipefail
-limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words="" wire="" monitor=""
+limit=120 mem=1024 cpus=2 machine=pc threads=single kvm=0 shell=0 outdir="" log="" pcap="" words="" wire="" monitor="" bootdisk=""
 fwd=() files=() envs=()
 usage() { sed -n '/^# usage:/,/^# needs/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-while getopts t:p:n:q:f:e:o:l:w:m:c:M:T:a:kih opt; do
+while getopts t:p:n:q:f:e:o:l:w:m:c:M:T:a:b:kih opt; do
     case $opt in
         t) limit=$OPTARG ;; p) fwd+=("$OPTARG") ;; n) wire=$OPTARG ;; q) monitor=$OPTARG ;; f) files+=("$OPTARG") ;;
         e) envs+=("$OPTARG") ;; o) outdir=$OPTARG ;; l) log=$OPTARG ;; w) pcap=$OPTARG ;;
         m) mem=$OPTARG ;; c) cpus=$OPTARG ;; M) machine=$OPTARG ;; T) threads=$OPTARG ;; a) words=$OPTARG ;;
+        b) bootdisk=$OPTARG ;;
         k) kvm=1 ;; i) shell=1 ;; *) usage ;;
     esac
 done
@@ -52,6 +55,8 @@ die() { echo "run-vm: $*" >&2; exit 125; }
 qemu=${QEMU:-qemu-system-x86_64}
 command -v "$qemu" >/dev/null || die "missing program: $qemu (package qemu-system-x86)"
 [ -e "$image/initrd.img" ] || die "no image in $image"
+[ -z "$bootdisk" ] || [ -z "$words" ] || die "the command line of a disk with a boot loader is on the disk: -a is not for -b"
+[ -z "$bootdisk" ] || [ "$shell" = 0 ] || die "-i is not for -b"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/run-vm.XXXXXX")
 child=
@@ -86,18 +91,10 @@ else
     # emulated CPU runs that code.  With thread=single the emulated CPUs take turns.
     args+=(-accel "tcg,thread=$threads,tb-size=256" -cpu "${QEMU_CPU:-max}")
 fi
-# With panic=-1 and -no-reboot, a guest that panics ends at once and does not hang.
-# mitigations=off: emulated speculation guards cost time and protect nothing in a test guest.
-cmdline="console=ttyS0 panic=-1 reboot=t mitigations=off nokaslr tsc=reliable no_timer_check"
-cmdline+=" cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 net.ifnames=0"
-# The emulated time stamp counter is this machine's.  On a busy machine a guest measures its rate wrong, up to 13 times,
-# and all its timers with it; so it is told the rate, where this machine's processor tells it.
-if [ "$kvm" = 0 ] && grep -qm1 '^flags.* constant_tsc' /proc/cpuinfo; then
-    khz=$(awk -F: '/^cpu MHz/ { printf "%d", $2 * 1000; exit }' /proc/cpuinfo)
-    [ "${khz:-0}" -lt 500000 ] || cmdline+=" tsc_early_khz=$khz"
-fi
+. "${0%/*}/kernel-words.sh"
+cmdline=$kernel_words
 [ "$shell" = 1 ] && cmdline+=" quiet guest.shell" || cmdline+=" loglevel=7"
-args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
+[ -n "$bootdisk" ] || args+=(-kernel "$kernel" -initrd "$image/initrd.img" -append "$cmdline $words")
 # QEMU before 8.1 leaves memory barriers out of what one emulated CPU at a time runs.  A virtio driver needs
 # them to see that the device waits to be told of new buffers; without them the network can stop for good.
 # An e1000e is told of each buffer by a register.
@@ -114,7 +111,14 @@ fi
 # The disks are the root, the job and the results.  Blocks written to the root go to a temporary
 # file, so several runs can share the image.
 export TMPDIR=$work
-args+=(-drive "if=none,id=d0,format=raw,snapshot=on,cache=unsafe,file=$image/root.img" -device "virtio-blk-pci,drive=d0")
+if [ -n "$bootdisk" ]; then
+    # The other end of the socket reads and writes the guest's memory.
+    args+=(-object "memory-backend-memfd,id=shared,size=${mem}M,share=on" -machine memory-backend=shared)
+    args+=(-chardev "socket,id=boot,path=$bootdisk,reconnect=1")
+    args+=(-device "vhost-user-blk-pci,chardev=boot,num-queues=2,bootindex=0")
+else
+    args+=(-drive "if=none,id=d0,format=raw,snapshot=on,cache=unsafe,file=$image/root.img" -device "virtio-blk-pci,drive=d0")
+fi
 args+=(-drive "if=none,id=d1,format=raw,readonly=on,file=$work/job.img" -device "virtio-blk-pci,drive=d1")
 args+=(-drive "if=none,id=d2,format=raw,cache=unsafe,file=$work/out.img" -device "virtio-blk-pci,drive=d2")
 [ -z "$pcap" ] || args+=(-object "filter-dump,id=f0,netdev=n0,file=$pcap")

@@ -23,7 +23,7 @@ mod queue;
 #[allow(dead_code, reason = "a disk uses the rest of it")]
 mod uapi;
 
-use model::{Device, Kernel};
+use model::{Device, Kernel, Mode};
 use plan::Facts;
 use uapi::op;
 
@@ -77,9 +77,11 @@ impl Ublk {
             discards: shape & 0x20 == 0,
         };
         let depth = u16::from(depth % 8) + 1;
+        let mode = if shape & 0x80 == 0 { Mode::Mapped } else { Mode::Pages };
+        let kernel = Kernel::with(facts, depth, mode);
         Some(Self {
-            kernel: Kernel::new(facts, depth),
-            device: Device::new(facts.bytes, shape & 0x40 == 0),
+            device: Device::under(&kernel, facts.bytes, shape & 0x40 == 0),
+            kernel,
             facts,
             asked: Vec::new(),
             open: vec![None; depth.into()],
@@ -115,6 +117,7 @@ impl Ublk {
         }
         let request = self.asked.swap_remove(usize::from(which) % self.asked.len());
         self.device.fails = manner & 7 == 7;
+        self.device.refuses = manner & 7 == 4;
         let done = self.device.run(request);
         let payload = match (done.payload, manner >> 3) {
             // Data in memory of others, or fewer than were asked for, or none.

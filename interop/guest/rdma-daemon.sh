@@ -18,14 +18,16 @@ DISCOVERY=nqn.2014-08.org.nvmexpress.discovery
 rpc() { $RACELINE rpc -s $SOCKET "$@"; }
 second() { $RACELINE rpc -s $SECOND "$@"; }
 
-daemon_start() { program_start daemon serve -r $SOCKET --rdma --sandbox on --state-dir /tmp/state; }
-add_listener() { rpc nvmf_subsystem_add_listener "$NQN" -t "$1" -a $ADDR -f ipv4 -s "$2"; }
+# (on both CPUs, so that each core has a completion queue and a shared receive queue)
+daemon_start() { program_start daemon serve -r $SOCKET -m 0x3 --rdma --sandbox on --state-dir /tmp/state; }
+# place TRANSPORT PORT: an address as `raceline port` takes it; `port add` makes a transport that is missing.
+place() { [ "$1" = tcp ] && echo "$ADDR:$2" || echo "$1://$ADDR:$2"; }
+add_listener() { $RACELINE port add -s $SOCKET "$NQN" "$(place "$1" "$2")"; }
 set_up() {
     truncate -s 256M /root/disk
     mkdir /tmp/state
     daemon_start
     rpc nvmf_create_transport -t tcp
-    rpc nvmf_create_transport -t rdma
     rpc bdev_malloc_create -b memory 96 512
     rpc bdev_uring_create /root/disk disk 4096
     rpc nvmf_create_subsystem "$NQN" -a -r
@@ -116,7 +118,7 @@ cut_each() {
     for pair in "rdma $PORT" "tcp $TCP_PORT" "rdma $PORT"; do
         transport=${pair% *} port=${pair#* }
         sleep 1
-        rpc nvmf_subsystem_remove_listener "$NQN" -t "$transport" -a $ADDR -f ipv4 -s "$port"
+        $RACELINE port rm -s $SOCKET "$NQN" "$(place "$transport" "$port")"
         not_live "$port"
         add_listener "$transport" "$port"
         wait_live "$port"
@@ -124,7 +126,7 @@ cut_each() {
     fio_succeeded 120
 }
 states() {
-    rpc nvmf_subsystem_listener_set_ana_state "$NQN" -t rdma -a $ADDR -f ipv4 -s $PORT -n inaccessible
+    $RACELINE port set -s $SOCKET "$NQN" "$(place rdma $PORT)" --ana inaccessible
     wait_ana $PORT inaccessible
     verify "$(dev 1)" 2m
     rpc nvmf_subsystem_listener_set_ana_state "$NQN" -t rdma -a $ADDR -f ipv4 -s $PORT -n optimized
@@ -171,35 +173,68 @@ followed() {
     program_stop second
 }
 
+# lower_limits: the experiment with limits that bind in an emulated machine, where a protocol has some hundred IOPS at most.
+lower_limits() {
+    sed -e 's/^id = "CONVERGED"/id = "LOWER"/' \
+        -e 's/limit_iops = 2000/limit_iops = 40/; s/limit 2,000 IOPS/limit 40 IOPS/' \
+        -e 's/limit_iops = 1000/limit_iops = 20/; s/limit 1,000 IOPS/limit 20 IOPS/' converged.toml >/tmp/lower.toml
+    [ "$(grep -c 'limit_iops = [24]0 ' /tmp/lower.toml)" = 4 ] || fail "the experiment has other limits than this script knows"
+}
+# divided: reads the table of the experiment.  Together, the shares are those of the IOPS, and 100 % in all.  With limits, no
+# protocol has more than a tenth above its own, and one that had at least twice as much without has at least two thirds of it.
+divided() {
+    awk -F'|' '
+        function number(text) { gsub(/[ ,]/, "", text); return text + 0 }
+        function wrong(text) { print text; failed = 1 }
+        $2 == " together " { order[++n] = $3; iops[$3] = number($4); share[$3] = number($5); sum += number($4); shares += number($5) }
+        $2 == " limits " { m++; got[$3] = number($4); part[$3] = number($6) }
+        END {
+            if (n != 4 || m != 4) wrong("not four protocols in both columns: " n + 0 " and " m + 0)
+            if (shares < 99 || shares > 101) wrong("the shares are " shares " % in all")
+            for (i = 1; i <= n; i++) {
+                way = order[i]
+                if (iops[way] <= 0 || got[way] <= 0) { wrong("no command over" way); continue }
+                is = 100 * iops[way] / sum
+                if (is - share[way] > 1 || share[way] - is > 1) wrong("the share of" way "is " share[way] " % and not " is " %")
+                if (part[way] <= 0) { wrong("no limit for" way); continue }
+                if (part[way] > 110) wrong("with limits," way "has " part[way] " % of its limit")
+                limit = 100 * got[way] / part[way]
+                if (iops[way] < 2 * limit) continue
+                bound++
+                if (part[way] < 67) wrong(way "has only " part[way] " % of its limit, which it exceeds without")
+            }
+            if (bound < 2) wrong("the limits bind " bound + 0 " protocols")
+            exit failed
+        }' "$1"
+}
 # NVMe/TCP, the same with TLS, iSCSI and NVMe/RDMA at once on one file of another target, first without limits and then with
 # them.  The command fails if one host reads other data than it wrote.
 all_at_once() {
-    local column wire
-    $RACELINE bench run CONVERGED --rdma $ADDR --quick --out /root/converged | tee /tmp/converged
-    for column in together limits; do
-        for wire in 'NVMe/TCP (' 'NVMe/TCP with TLS (' 'iSCSI (' 'NVMe/RDMA ('; do
-            # (the IOPS of the fastest run: emulated, a run of 200 ms may end before the first command does)
-            grep -F "| $column | $wire" /tmp/converged | awk -F'|' '{ split($4, runs, " - "); exit !(runs[2] + 0 > 0) }' ||
-                fail "$column: no command over $wire...)"
-        done
-    done
+    lower_limits
+    $RACELINE bench run LOWER --file /tmp/lower.toml --rdma $ADDR --quick --blocks 1 --runtime 10s --out /root/lower | tee /tmp/lower
+    grep -E '^\| (together|limits) ' /tmp/lower | sed 's/^/# /' >/dev/ttyS1
+    divided /tmp/lower || fail "$(divided /tmp/lower)"
 }
 
-# The daemon's queue pairs take their receives from one shared queue: the admin queue's and those of two I/O queues.
+# The queue pairs of each core take their receives from the core's shared queue: the admin queue's and those of two I/O queues.
 shared_receives() {
-    local thread sharing all
+    local thread sharing own all=0
     rdma resource show srq | tee /tmp/srq
     rdma resource show qp | tee /tmp/qp
-    [ "$(grep -c . /tmp/srq)" = 1 ] || fail "there is not one shared receive queue"
+    [ "$(grep -c . /tmp/srq)" = 2 ] || fail "there is not one shared receive queue for each core"
     # (the kernel names the thread that has made it)
-    thread=$(sed -n 's/.* pid \([0-9]*\) .*/\1/p' /tmp/srq)
-    [ -d "/proc/$(cat /tmp/daemon.pid)/task/$thread" ] || fail "the shared receive queue is not the daemon's"
-    # Numbers of queue pairs, such as 18,20,22-24.
-    sharing=$(sed -n 's/.* lqpn \([0-9,-]*\) .*/\1/p' /tmp/srq | tr , '\n' | awk -F- '{ n += NF == 2 ? $2 - $1 + 1 : 1 } END { print n + 0 }')
-    all=$(grep -c " pid $thread " /tmp/qp)
+    for thread in $(sed -n 's/.* pid \([0-9]*\) .*/\1/p' /tmp/srq); do
+        [ -d "/proc/$(cat /tmp/daemon.pid)/task/$thread" ] || fail "a shared receive queue is not the daemon's"
+        # Numbers of queue pairs, such as 18,20,22-24.
+        sharing=$(grep " pid $thread " /tmp/srq | sed -n 's/.* lqpn \([0-9,-]*\) .*/\1/p' | tr , '\n' |
+            awk -F- '{ n += NF == 2 ? $2 - $1 + 1 : 1 } END { print n + 0 }')
+        own=$(grep -c " pid $thread " /tmp/qp)
+        [ "$own" -ge 1 ] || fail "a core has no queue pair"
+        [ "$sharing" = "$own" ] || fail "$sharing of a core's $own queue pairs share their receives"
+        all=$((all + own))
+    done
     [ "$all" -ge 3 ] || fail "the daemon has $all queue pairs"
-    [ "$sharing" = "$all" ] || fail "$sharing of the daemon's $all queue pairs share their receives"
-    echo "$sharing of $all queue pairs share their receives"
+    echo "$all queue pairs on two cores share the receives of their core"
 }
 
 # The one device goes away under load: the kernel gives its path up, and I/O goes on by the other one.  The kernel waits until

@@ -1,28 +1,26 @@
-# Raceline's host over RDMA with the kernel's target (nvmet-rdma), both in this guest, over soft RoCE (rdma_rxe).
+# Raceline's host over RDMA with the kernel's target (nvmet-rdma), both in this guest, over soft RoCE (rdma_rxe): first over one
+# device, then over two with a wire between them, which loses packets and is cut.  At last a block device of the kernel on a
+# namespace of that target, by `raceline connect --as ublk`.
 #
 # Environment: NQN.  The program raceline is beside this script.  The target serves two namespaces in RAM: 1 has blocks
 # of 512 bytes, 2 has blocks of 4096 bytes.
 . ./lib.sh
 . ./roce.sh
+. ./ublk-disk.sh
 
 ADDR=10.0.2.15
 PORT=4420
+# What perf does while connections are lost.  The host sends reads again, and must not repeat a write whose fate it does not know.
+JOB="--bs 4k --size 4m --iodepth 8 -i 2 --ramp_time 0 --verify -o json"
+
+# note WORDS: prints a line that is no check.
+note() { echo "# $*" >/dev/ttyS1; }
 
 # host VERB [OPTION...]: a verb of Raceline's host on the subsystem over RDMA.
 host() {
     local verb=$1
     shift
     $RACELINE "$verb" -t rdma -a $ADDR -s $PORT -n "$NQN" "$@"
-}
-
-rdma_port() {
-    local p=$NVMET/ports/1
-    mkdir "$p"
-    echo rdma >"$p/addr_trtype"
-    echo ipv4 >"$p/addr_adrfam"
-    echo $ADDR >"$p/addr_traddr"
-    echo $PORT >"$p/addr_trsvcid"
-    ln -s "$NVMET/subsystems/$NQN" "$p/subsystems/$NQN"
 }
 
 setup() {
@@ -32,7 +30,7 @@ setup() {
     truncate -s 96M /tmp/ns2
     losetup -b 4096 --direct-io=off /dev/loop0 /tmp/ns2
     nvmet_subsystem "$NQN" /dev/ram0 /dev/loop0
-    rdma_port
+    rdma_port $ADDR $PORT "$NQN"
 }
 
 discover() {
@@ -85,30 +83,195 @@ unknown_subsystem() {
         $RACELINE identify -t rdma -a $ADDR -s $PORT -n nqn.2014-08.org.example:unknown
 }
 
-# The kernel's target ends all connections of a subsystem that is taken off its port.
+# ---------------------------------------------------------------- connections that are lost
+
+# reads_begin SECONDS: writes known data, and begins to read them for that long, in the background.
+reads_begin() {
+    # shellcheck disable=SC2086  # a list of words
+    host perf --rw write --runtime 3 $JOB >/tmp/fill.json
+    created >/tmp/before
+    # shellcheck disable=SC2086  # a list of words
+    host perf --rw randread --runtime "$1" -l 120 $JOB >/tmp/perf.json 2>/tmp/perf.err &
+    reads=$!
+}
+# reads_end WHAT: the reads go on to their end, and all data were as they had been written.
+reads_end() {
+    wait $reads || { cat /tmp/perf.err; fail "the reads did not survive the loss of their connections"; }
+    grep -q '"verified_ios": *[1-9]' /tmp/perf.json || fail "no data were compared"
+    note "$1: $(reconnects) times connected again, $(sed -n 's/.*"verified_ios": *\([0-9]*\).*/\1/p' /tmp/perf.json) reads compared"
+}
+reconnects() { sed -n 's/.*"reconnects": *\([0-9]*\).*/\1/p' /tmp/perf.json | sort -n | tail -n 1; }
+has_reconnected() { [ "$(reconnects)" -ge 1 ] || fail "no connection was lost"; }
+
 # created: prints how many controllers the kernel's target has made since the log was emptied.
 created() { dmesg | grep -c 'nvmet: .*creating nvm controller' || true; }
-# queues: prints how many queues Raceline has: each has the connection manager open.
-queues() { ls -l "/proc/$(pidof raceline)/fd" 2>/dev/null | grep -c rdma_cm || true; }
+has_created() { [ "$(created)" -gt "$(cat /tmp/before)" ]; }
+# The kernel's target ends all connections of a subsystem that is taken off its port.
 port_off_on() {
-    local before after
-    before=$(created)
-    host perf --rw randread --bs 4k --size 4m --iodepth 8 -i 2 --runtime 30 --ramp_time 0 -o json >/tmp/perf.json 2>/tmp/perf.err &
-    local job=$!
-    # The admin queue and two I/O queues.
-    while [ "$(queues)" -lt 3 ]; do
-        kill -0 $job || { cat /tmp/perf.err; fail "the job has ended"; }
-        sleep 0.5
-    done
+    local after
+    reads_begin 30
+    # The I/O queues follow within the 5 s after that.
+    until_so 60 has_created
     sleep 5
+    echo "files of the connection manager: $(ls -l "/proc/$(pidof raceline)/fd" | grep -c rdma_cm || true)"
     rm "$NVMET/ports/1/subsystems/$NQN"
     sleep 2
     ln -s "$NVMET/subsystems/$NQN" "$NVMET/ports/1/subsystems/$NQN"
-    wait $job || { cat /tmp/perf.err; fail "the reads did not survive the loss of their connections"; }
+    reads_end "the port off and on"
     # One for the job, and one for each connection after the loss.
     after=$(created)
-    [ "$after" -ge $((before + 2)) ] || fail "$((after - before)) controllers: no connection was lost"
+    [ "$after" -ge $(($(cat /tmp/before) + 2)) ] || fail "$((after - $(cat /tmp/before))) controllers: no connection was lost"
     host identify >/dev/null
+}
+
+# From here on the host is at one end of a wire and the target at the other one.
+wire() {
+    roce_wire
+    tc qdisc add dev near clsact
+    tc qdisc add dev far clsact
+    rdma_port $FAR $PORT "$NQN" 2
+    ADDR=$FAR
+    host identify | grep -q "$NQN"
+    write_read 2 4096 16
+    ip -s link show near
+    [ "$(cat /sys/class/net/near/statistics/tx_packets)" -gt 60 ] || fail "the data have not gone over the wire"
+}
+# wire_is WORDS: from now on the wire loses or doubles packets, both ways.  (The limit is for packets that wait, which count as
+# lost as well.)  wire_lost END: prints how many packets that end has sent and the wire has lost.  wire_whole: as it was.
+wire_is() {
+    # shellcheck disable=SC2086  # a list of words
+    for end in near far; do tc qdisc replace dev $end root netem $1 limit 10000; done
+}
+wire_lost() { tc -s qdisc show dev "$1" | awk '/netem/ { found = 1 } found && /dropped/ { print $7 + 0; exit }'; }
+wire_whole() { for end in near far; do tc qdisc del dev $end root; done; }
+lost_both_ways() { [ "$(wire_lost near)" -ge 3 ] && [ "$(wire_lost far)" -ge 3 ]; }
+
+# A wire that loses and doubles packets, without changing their order: adapters send again what was lost, and no connection ends.
+link_loss() {
+    local round
+    ADDR=$FAR
+    wire_is 'loss 0.2% duplicate 1%'
+    for round in 1 2 3; do
+        verify_kept randwrite 4k
+        verify_kept randwrite 64k
+        verify_kept randrw 4k
+        ! lost_both_ways || break
+    done
+    note "the wire lost $(wire_lost near) packets of the host's and $(wire_lost far) of the target's"
+    lost_both_ways || fail "too few packets were lost"
+    wire_whole
+}
+verify_kept() {
+    verify_job "$1" "$2"
+    [ "$(reconnects)" = 0 ] || fail "a connection was lost"
+}
+
+# pairs: prints the host's queue pairs on the wire and their peers, by number, the oldest first.
+pairs() {
+    rdma resource show qp | awk '/link rxe1\// && / type RC / && / state RTS / {
+        for (i = 1; i < NF; i++) { if ($i == "lqpn") mine = $(i + 1); if ($i == "rqpn") peer = $(i + 1) }
+        print mine, peer }' | sort -n
+}
+has_pairs() { [ "$(pairs | grep -c .)" = "$1" ]; }
+# under_load: waits until the reads have their queues, and goes on for a moment.
+under_load() {
+    until_so 60 has_pairs 3
+    sleep 3
+}
+# drop END WAY MATCH...: packets that match, as tc's filter u32 has it, go at that end, on their way in or out ("ingress" or
+# "egress").  dropped END WAY: prints how many have gone.  take END WAY: none go any longer.
+#
+# What goes on its way in is lost on the wire.  What goes on its way out is an error of its queue pair, in soft RoCE.  So is a change of
+# queueing disciplines under load, and the pair by which connections are made never recovers from that.
+drop() {
+    local end=$1 way=$2
+    shift 2
+    tc filter add dev "$end" "$way" protocol ip u32 "$@" action drop
+}
+dropped() { tc -s filter show dev "$1" "$2" | sed -n 's/.*(dropped \([0-9]*\),.*/\1/p'; }
+take() { tc filter del dev "$1" "$2"; }
+
+# The connection of one I/O queue ends, and no other one.  Each packet has the number of the queue pair that it is for, in the last
+# three bytes of the second word behind IP (20 bytes) and UDP (8 bytes).  The admin queue's pair is the oldest, because a host
+# connects it first, so the newest one is an I/O queue's.  Numbers go up: that of the next connection is another one.  (The packets go
+# on their way out: those that get lost, soft RoCE sends again for ever, since a host allows 7 repetitions, its sign for "no limit".)
+queue_loss() {
+    local lost
+    ADDR=$FAR
+    reads_begin 12
+    under_load
+    pairs
+    drop near egress match ip protocol 17 0xff match u32 "$(printf 0x%08x "$(pairs | tail -n 1 | cut -d' ' -f2)")" 0x00ffffff at 32
+    reads_end "an I/O queue's connection ended"
+    lost=$(dropped near egress)
+    take near egress
+    [ "$lost" -ge 1 ] || fail "no packet has gone"
+    has_reconnected
+}
+
+# link_gone SECONDS RUNTIME: the wire loses all packets for so long, while the host reads.
+link_gone() {
+    local lost
+    ADDR=$FAR
+    reads_begin "$2"
+    under_load
+    drop far ingress match u32 0 0
+    drop near ingress match u32 0 0
+    sleep "$1"
+    lost=$(($(dropped far ingress) + $(dropped near ingress)))
+    take near ingress
+    take far ingress
+    [ $lost -ge 2 ] || fail "$lost packets were lost"
+    reads_end "the link gone for $1 s"
+}
+# For longer than keep alive (5 s).
+link_gone_long() {
+    link_gone 12 25
+    has_reconnected
+}
+
+# ---------------------------------------------------------------- a block device of the kernel
+
+attach() { start_disk -t rdma -a $ADDR -s $PORT -n "$NQN" "$@"; }
+disk() {
+    modprobe ublk_drv
+    attach --cores 0,1
+    has_mib 96 || fail "it has $(blockdev --getsize64 $DISK) bytes"
+    mkfs.ext4 -q $DISK
+    mount $DISK /mnt
+    dd if=/dev/urandom of=/mnt/data bs=64k count=64 conv=fsync 2>/dev/null
+    md5sum /mnt/data >/tmp/sum
+    fio --name=x --filename=/mnt/fio --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bsrange=4k-64k --size=12m --fsync=64 \
+        --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || fail "$(tail -n 3 /tmp/fio.log)"
+    umount /mnt
+    fsck.ext4 -f -n $DISK
+    detach
+    attach
+    mount $DISK /mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /mnt
+    fsck.ext4 -f -n $DISK
+    detach
+}
+# A killed process under jobs that verify: they wait, and end well after the same command line was given again.
+disk_killed() {
+    local i jobs
+    no_disk
+    rm -f /tmp/enough
+    attach
+    jobs &
+    jobs=$!
+    for i in 1 2; do
+        under_way
+        kill -9 "$(cat /tmp/connect.pid)"
+        until_so 30 gone
+        attach
+        recovered
+    done
+    under_way
+    touch /tmp/enough
+    wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
+    detach
 }
 
 dispatch "$@"
@@ -120,9 +283,15 @@ check write-read 300 write_read_all
 check verify 300 verify
 check unknown-subsystem 60 unknown_subsystem
 check refusals 60 refusals
-echo "skip link-loss: soft RoCE hands packets for its own address over within the device, where none can be lost"
-echo "skip queue-loss: ss -K ends sockets, and RDMA has none; port-off-on ends all queues"
 check port-off-on 240 port_off_on
 check verify-after 180 verify_job randwrite 4k
-check kernel-log 10 log_clean 'nvmet_rdma: (queue|received)|connect request for invalid subsystem nqn.2014-08.org.example:unknown'
+check wire 60 wire
+check link-loss 180 link_loss
+check queue-loss 120 queue_loss
+check link-gone 120 link_gone 2 12
+check link-gone-long 180 link_gone_long
+check identify-after 60 identify
+check disk 240 disk
+check disk-killed 300 disk_killed
+check kernel-log 10 log_clean 'nvmet_rdma: (queue|received)|nvmet: ctrl [0-9]+ (keep-alive timer|fatal error)|connect request for invalid subsystem nqn.2014-08.org.example:unknown'
 finish

@@ -3,33 +3,17 @@
 #
 # Environment: NQN.  The program raceline is beside this script.
 . ./lib.sh
+. ./ublk-disk.sh
 
-RACELINE=./raceline
 export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
 PORT=4420
 METRICS=9400
-DISK=/dev/ublkb0
 FILE=/tmp/target.img
 MIB=384
 
 rpc() { $RACELINE rpc "$@"; }
 # attach [OPTION...]: makes the disk $DISK.
-attach() {
-    : >/tmp/connect.out
-    $RACELINE connect --as ublk -a 127.0.0.1 -s $PORT -n "$NQN" "$@" >/tmp/connect.out 2>>/tmp/connect.err &
-    echo $! >/tmp/connect.pid
-    until_so 60 grep -q '"ready"' /tmp/connect.out
-    grep -q "\"device\":\"$DISK\"" /tmp/connect.out || fail "not $DISK: $(cat /tmp/connect.out)"
-    [ -b $DISK ] || fail "there is no $DISK"
-}
-gone() { ! kill -0 "$(cat /tmp/connect.pid)" 2>/dev/null; }
-detach() {
-    $RACELINE disconnect -d $DISK "$@"
-    until_so 30 gone
-    [ ! -e $DISK ] || fail "$DISK is still there"
-    [ ! -e /dev/ublkc0 ] || fail "/dev/ublkc0 is still there"
-    ! grep -q 'panicked' /tmp/connect.err || fail "it panicked: $(cat /tmp/connect.err)"
-}
+attach() { start_disk -a 127.0.0.1 -s $PORT -n "$NQN" "$@"; }
 # count WHAT: how many requests the daemon's device has done, such as flushes.
 count() {
     local n
@@ -40,8 +24,7 @@ count() {
 }
 # begin [OPTION...]: as attach, after what an earlier check may have left over.
 begin() {
-    $RACELINE disconnect --all --force >/dev/null 2>&1 || true
-    $RACELINE disconnect -d $DISK --force >/dev/null 2>&1 || true
+    no_disk
     attach "$@"
 }
 
@@ -137,21 +120,6 @@ durable() {
     detach
 }
 
-# written: prints how many sectors were written to the disk.
-written() { awk '{ print $7 }' /sys/block/ublkb0/stat; }
-moved() { [ "$(written)" -gt "$(cat /tmp/before)" ]; }
-# under_way: waits until the disk is written.
-under_way() {
-    written >/tmp/before
-    until_so 60 moved
-}
-# jobs: verifying jobs, one after another, until /tmp/enough is there.
-jobs() {
-    while [ ! -e /tmp/enough ]; do
-        fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m \
-            --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || return 1
-    done
-}
 # A killed process under jobs that verify: they wait, and end well after the same command line was given again.
 killed() {
     local i jobs
@@ -164,12 +132,58 @@ killed() {
         kill -9 "$(cat /tmp/connect.pid)"
         until_so 30 gone
         attach
-        grep -q '"recovered":true' /tmp/connect.out || fail "it is another disk: $(cat /tmp/connect.out)"
+        recovered
     done
     under_way
     touch /tmp/enough
     wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
     detach
+}
+
+# A disk in use stays when its process is to end, and its users go on with the next process. A closed terminal ends nothing.
+in_use() {
+    local writer
+    begin
+    mkfs.ext4 -q $DISK
+    mkdir -p /tmp/mnt
+    mount $DISK /tmp/mnt
+    kill -HUP "$(cat /tmp/connect.pid)"
+    dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=16 conv=fsync 2>/dev/null
+    ! gone || fail "it has ended with its terminal"
+    dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=160 conv=fsync 2>/dev/null &
+    writer=$!
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ -b $DISK ] || fail "the disk has ended under its mount"
+    grep -q "$DISK is in use by a mount.*connect --as ublk -a 127.0.0.1 -s $PORT.*goes on with it" /tmp/connect.err ||
+        fail "nobody is told: $(cat /tmp/connect.err)"
+    attach
+    recovered
+    wait $writer || fail "a write has failed"
+    md5sum /tmp/mnt/data >/tmp/sum
+    umount /tmp/mnt
+    mount $DISK /tmp/mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /tmp/mnt
+    sleep 600 <$DISK &
+    writer=$!
+    sleep 1
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ -b $DISK ] || fail "the disk has ended under a program"
+    grep -q "in use by process $writer" /tmp/connect.err || fail "nobody is told: $(tail -n 2 /tmp/connect.err)"
+    attach
+    # Who asks for the end of the disk is obeyed.
+    $RACELINE disconnect -d $DISK
+    until_so 30 gone
+    kill $writer
+    wait $writer || true
+    until_so 30 [ ! -e $DISK ]
+    # Nobody uses it: a signal removes it.
+    attach
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ ! -e $DISK ] || fail "$DISK is left over"
 }
 
 # A process that was killed and is not missed: its disk is removed.
@@ -195,17 +209,76 @@ memory() {
     [ ! -e /dev/ublkc5 ] || fail "/dev/ublkc5 is still there"
 }
 
-# The kernel of this guest cannot resize a disk: it is told once, and the disk goes on; the next one has the new size.
+# start_unit: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it has.
+start_unit() {
+    local line caps
+    line=$(sed -n 's/^ExecStart=//p' "$UNIT")
+    caps=$(sed -n 's/^CapabilityBoundingSet=//p' "$UNIT" | tr A-Z a-z | sed 's/^cap_/+/; s/ cap_/,+/g')
+    [ -n "$line" ] && [ -n "$caps" ] || fail "the unit has no command line, or all capabilities"
+    RACELINE_DISK_OPTIONS="-a 127.0.0.1 -s $PORT -n $NQN --ublk-id 7"
+    : >/tmp/connect.out
+    # systemd divides a variable without quotes at its spaces, as the shell does.
+    eval "exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,$caps $line" >/tmp/connect.out 2>>/tmp/connect.err &
+    echo $! >/tmp/connect.pid
+    until_so 60 grep -q '"device":"/dev/ublkb7"' /tmp/connect.out
+}
+# This guest has no systemd. The unit's command line serves, sees that its disk is in use, goes on with it, and ends it.
+unit() {
+    local sleeper
+    UNIT=./raceline-ublk@.service
+    [ -e /usr/bin/raceline ] || ln -s "$PWD/raceline" /usr/bin/raceline
+    start_unit
+    mkfs.ext4 -q /dev/ublkb7
+    mkdir -p /tmp/mnt
+    mount /dev/ublkb7 /tmp/mnt
+    dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=16 conv=fsync 2>/dev/null
+    md5sum /tmp/mnt/data >/tmp/sum
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    grep -q '/dev/ublkb7 is in use by a mount' /tmp/connect.err || fail "it has not seen the mount: $(tail -n 2 /tmp/connect.err)"
+    start_unit
+    recovered
+    umount /tmp/mnt
+    mount /dev/ublkb7 /tmp/mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /tmp/mnt
+    # A program of another user has it open.
+    setpriv --reuid=1000 --clear-groups sleep 600 </dev/ublkb7 &
+    sleeper=$!
+    sleep 1
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    grep -q "/dev/ublkb7 is in use by process $sleeper" /tmp/connect.err ||
+        fail "it has not seen the program: $(tail -n 2 /tmp/connect.err)"
+    kill $sleeper
+    wait $sleeper || true
+    start_unit
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ ! -e /dev/ublkb7 ] || fail "/dev/ublkb7 is left over"
+}
+
+# From Linux 6.15 on a disk can be resized while it is there; before, it is told once that it keeps its size until it is attached
+# again.
 resize() {
+    local resizes
+    resizes=$(uname -r | awk -F . '{ print ($1 > 6 || ($1 == 6 && $2 >= 15)) }')
     begin
     truncate -s $((MIB + 64))M $FILE
     rpc bdev_aio_rescan file0
-    until_so 30 grep -q 'keeps its size' /tmp/connect.err
-    [ "$(blockdev --getsize64 $DISK)" = $((MIB << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
-    dd if=/dev/zero of=$DISK bs=4k count=1 oflag=direct 2>/dev/null
+    if [ "$resizes" = 1 ]; then
+        until_so 30 has_mib $((MIB + 64))
+        dd if=/dev/urandom of=/tmp/end bs=1M count=1 2>/dev/null
+        dd if=/tmp/end of=$DISK bs=1M seek=$((MIB + 63)) oflag=direct 2>/dev/null
+        dd if=$DISK bs=1M skip=$((MIB + 63)) iflag=direct 2>/dev/null | cmp - /tmp/end || fail "its end is not as it was written"
+    else
+        until_so 30 grep -q 'keeps its size' /tmp/connect.err
+        has_mib $MIB || fail "it has $(blockdev --getsize64 $DISK) bytes"
+        dd if=/dev/zero of=$DISK bs=4k count=1 oflag=direct 2>/dev/null
+    fi
     detach
     attach
-    [ "$(blockdev --getsize64 $DISK)" = $((MIB + 64 << 20)) ] || fail "it has $(blockdev --getsize64 $DISK) bytes"
+    has_mib $((MIB + 64)) || fail "it has $(blockdev --getsize64 $DISK) bytes"
     detach
 }
 
@@ -218,6 +291,17 @@ under_io() {
     under_way
     detach
     ! wait $fio || fail "fio has not noticed that the disk has ended"
+}
+
+# Reads and writes go by the queues of -P, and everything else by the others; what is read is what was written.
+polled() {
+    local queues
+    begin --cores 0,1 -i 2 -P 2 --mode interrupt
+    queues=$(rpc nvmf_subsystem_get_qpairs "$NQN" | grep '"qid"' | tr -dc '0-9\n' | sort -n | tr '\n' ' ')
+    [ "$queues" = '0 1 2 3 4 ' ] || fail "the target has the queues $queues"
+    fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randrw --bs=4k --size=8m --fsync=64 \
+        --verify=crc32c --numjobs=2 --offset_increment=16m --group_reporting >/tmp/fio.out 2>&1 || fail "$(tail -5 /tmp/fio.out)"
+    detach
 }
 
 # iops DEVICE BYTES: what fio reads of a device at depth 32.
@@ -263,10 +347,13 @@ check facts 120 facts
 check ext4 120 filesystem ext4
 check xfs 120 filesystem xfs
 check fio-verify 120 verify
+check polled 120 polled
 check durable 60 durable
 check killed 240 killed
+check in-use 240 in_use
 check abandoned 90 abandoned
 check memory 90 memory
+check unit 300 unit
 check resize 120 resize
 check under-io 90 under_io
 check speed 240 speed

@@ -77,7 +77,7 @@ pub(crate) fn open(
         numa_node: queue.numa_node,
         ..new_info(spec, name, block_size, queue.bytes / u64::from(block_size), uuid)
     };
-    Ok(DiskBdev::new(Held::new(file, object), false, info, claim))
+    Ok(DiskBdev::new(Held::new(file, claim), false, info))
 }
 
 /// Names what has the device, if anything does; the kernel sometimes refuses a mounted one as forbidden.

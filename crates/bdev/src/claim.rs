@@ -58,12 +58,18 @@ impl Drop for Claim {
 ///
 /// A process that takes the place of this one gets the open file, and with it lock or exclusive use.
 #[derive(Debug)]
-pub(crate) struct Held(File, #[expect(dead_code, reason = "it lasts as long")] Option<Offer>);
+pub(crate) struct Held {
+    file: File,
+    #[expect(dead_code, reason = "it lasts as long")]
+    offer: Option<Offer>,
+    /// Given up after the file is closed, as a block device can be opened then, or before (`Drop`).
+    claim: Option<Claim>,
+}
 
 impl Held {
-    pub(crate) fn new(file: File, object: Object) -> Self {
-        let offer = inheritance::offer(handed_name(object), &file);
-        Self(file, offer)
+    pub(crate) fn new(file: File, claim: Claim) -> Self {
+        let offer = inheritance::offer(handed_name(claim.0), &file);
+        Self { file, offer, claim: Some(claim) }
     }
 }
 
@@ -83,7 +89,7 @@ impl Deref for Held {
     type Target = File;
 
     fn deref(&self) -> &File {
-        &self.0
+        &self.file
     }
 }
 
@@ -94,7 +100,9 @@ impl Drop for Held {
             return;
         }
         // Without a lock (a block device) nothing happens; failure leaves it to the closing.
-        let _ = self.0.unlock();
+        let _ = self.file.unlock();
+        // When the last descriptor of a deleted file is closed, another file may get its number at once.
+        drop(self.claim.take_if(|claim| matches!(claim.0, Object::File { .. })));
     }
 }
 
@@ -279,7 +287,8 @@ mod tests {
     #[test]
     fn a_copy_of_the_descriptor_keeps_no_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let held = Held::new(file.reopen().unwrap(), Object::File { device: 1, inode: 1 });
+        let claim = Claim::new(Object::File { device: 1, inode: 77 }, file.path()).unwrap();
+        let held = Held::new(file.reopen().unwrap(), claim);
         held.try_lock().unwrap();
         let copy = held.try_clone().unwrap();
         let other = file.reopen().unwrap();

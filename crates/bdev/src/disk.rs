@@ -24,10 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use raceline_reactor::Context;
 use raceline_reactor::io::{AllocateMode, FileId};
 
-use crate::claim::{Claim, Held};
+use crate::claim::Held;
 use crate::disk_channel::DiskChannel;
 use crate::drive::generic::Generic;
 use crate::fault::{Era, FaultLatch};
+use crate::probe;
 use crate::{Bdev, BdevError, BdevInfo, Channel};
 
 /// A file or block device.
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) copies: AtomicBool,
     /// Through the page cache.
     buffered: bool,
+    /// Data may change while they are written.
+    bears_changes: bool,
     /// Said that the file has become shorter.
     reported_end: AtomicBool,
     /// Said that the device is gone.
@@ -57,18 +60,19 @@ pub(crate) struct Shared {
     /// Holds the lock on a file, and the exclusive use of a block device.
     file: Held,
     /// Data go through this one instead.
-    generic: Option<Generic>,
-    _claim: Claim,
+    pub(crate) generic: Option<Generic>,
 }
 
 impl DiskBdev {
-    pub(crate) fn new(file: Held, buffered: bool, info: BdevInfo, claim: Claim) -> Self {
+    pub(crate) fn new(file: Held, buffered: bool, info: BdevInfo) -> Self {
         Self(Arc::new(Shared {
             fault: FaultLatch::default(),
             punch_hole: AtomicBool::new(info.deallocate),
             release: AtomicBool::new(false),
             zero_range: AtomicBool::new(true),
             copies: AtomicBool::new(info.copies),
+            // The page cache has a copy of its own.
+            bears_changes: buffered || probe::bears_changes(&file),
             buffered,
             reported_end: AtomicBool::new(false),
             reported_gone: AtomicBool::new(false),
@@ -76,7 +80,6 @@ impl DiskBdev {
             info,
             file,
             generic: None,
-            _claim: claim,
         }))
     }
 
@@ -105,6 +108,12 @@ impl Bdev for DiskBdev {
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(DiskChannel::open(Arc::clone(&self.0), cx, owner)?))
+    }
+
+    fn takes_pages(&self) -> bool {
+        // The commands of a generic device name memory of this process. And whoever has the pages may change them meanwhile:
+        // ublk cannot forbid it.
+        self.0.generic.is_none() && self.0.bears_changes
     }
 
     fn write_fault(&self) -> bool {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_reactor::io::{AllocateMode, FileCall, FileId};
 use raceline_reactor::send::Payload;
+use raceline_reactor::ublk::UblkMove;
 use raceline_reactor::{Completion, Context, IoBuf, Outcome, SharedBuf, Token};
 
 use crate::disk::Shared;
@@ -48,6 +49,7 @@ pub(crate) struct DiskChannel {
 enum Operation {
     Read { tag: u64, offset: u64, retries: u8 },
     Write(Writing),
+    Move(Moving),
     Sync(Era),
     Zero(Zeroing),
     Copy { tag: u64, durable: bool },
@@ -59,6 +61,16 @@ enum Operation {
 struct Writing {
     tag: u64,
     offset: u64,
+    /// When a durable write was started.
+    durable: Option<Era>,
+    retries: u8,
+}
+
+/// A read or write whose data are in pages of the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Moving {
+    tag: u64,
+    what: UblkMove,
     /// When a durable write was started.
     durable: Option<Era>,
     retries: u8,
@@ -163,6 +175,63 @@ impl DiskChannel {
             }
             Err(error) => done.push(returned(tag, Err(error), data)),
         }
+    }
+
+    fn start_move(&mut self, cx: &mut Context<'_>, moving: Moving) {
+        let token = self.token(Operation::Move(moving));
+        cx.io.move_ublk(self.file, moving.what, token);
+    }
+
+    /// Starts a request whose data are in pages of the kernel.
+    fn submit_pages(&mut self, cx: &mut Context<'_>, tag: u64, op: &Op, done: &mut Vec<Done>) {
+        let (what, refused) = match *op {
+            Op::ReadPages { offset, len, tag } => (pages(tag, (offset, len), false, false), None),
+            Op::WritePages { offset, len, tag, fua } => {
+                let refused = self.shared.info.read_only.then_some(BdevError::ReadOnly);
+                (pages(tag, (offset, len), true, fua), refused)
+            }
+            _ => (None, None),
+        };
+        let Some(what) = what.filter(|_| self.shared.generic.is_none()) else {
+            return done.push(finished(tag, Err(BdevError::NotSupported)));
+        };
+        if let Some(error) = refused {
+            return done.push(finished(tag, Err(error)));
+        }
+        let durable = match what.durable.then(|| self.prepare_durable(cx)).transpose() {
+            Ok(durable) => durable,
+            Err(error) => return done.push(finished(tag, Err(error))),
+        };
+        self.start_move(cx, Moving { tag, what, durable, retries: 0 });
+    }
+
+    fn handle_moved(
+        &mut self,
+        cx: &mut Context<'_>,
+        moving: Moving,
+        result: io::Result<()>,
+        done: &mut Vec<Done>,
+    ) {
+        let Moving { tag, what, durable, retries } = moving;
+        let result = match result {
+            // No fault of the medium: nothing durable was promised, and the caller does the whole again.
+            Err(error) if refuses_pages(&error) => {
+                tracing::debug!("{}: {what:?}: {error}", self.shared.info.name);
+                return done.push(finished(tag, Err(BdevError::NotSupported)));
+            }
+            result => {
+                let fault = if what.writes { BdevError::WriteFault } else { BdevError::ReadFault };
+                result.map_err(|error| self.shared.device_error(&error, fault))
+            }
+        };
+        if result == Err(BdevError::Transient) && retries < RETRY_LIMIT {
+            return self.start_move(cx, Moving { retries: retries + 1, ..moving });
+        }
+        let result = match durable {
+            Some(era) => self.shared.durable_result(result, false, era),
+            None => result,
+        };
+        done.push(finished(tag, result));
     }
 
     /// Completes `tag` after an fdatasync that starts from now on.
@@ -382,6 +451,22 @@ impl DiskChannel {
     }
 }
 
+/// A move between the file and the pages of a request; `None` for a length that no request has.
+fn pages(tag: u16, (offset, len): (u64, usize), writes: bool, durable: bool) -> Option<UblkMove> {
+    let len = u32::try_from(len).ok().filter(|len| *len > 0)?;
+    Some(UblkMove { tag, writes, durable, offset, len })
+}
+
+/// Whether an error says that the kernel does not move data between this file and these pages: how they lie, or the
+/// file system, forbids it (EINVAL, EOPNOTSUPP), or they are not registered (EFAULT). EINVAL is said before anything is
+/// written; of a move that is cut short, the rest is.
+fn refuses_pages(error: &io::Error) -> bool {
+    match error.raw_os_error() {
+        Some(errno) => matches!(errno, libc::EINVAL | libc::EFAULT | libc::EOPNOTSUPP),
+        None => matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported),
+    }
+}
+
 /// Whether an error of copy_file_range(2) says that the file system copies no ranges within this file. Other errors are
 /// those of one request: as of ranges that overlap or that the file system cannot share or copy (EINVAL).
 fn never_copies(error: &io::Error) -> bool {
@@ -410,6 +495,7 @@ impl Channel for DiskChannel {
             Op::Write { offset, data, fua: false } => {
                 self.start_write(cx, data, Writing { tag, offset, durable: None, retries: 0 });
             }
+            Op::ReadPages { .. } | Op::WritePages { .. } => self.submit_pages(cx, tag, &op, done),
             Op::Flush if read_only => done.push(finished(tag, Ok(()))),
             Op::Flush => self.join_sync(cx, tag, done),
             Op::WriteZeroes { .. } | Op::Deallocate { .. } | Op::Copy { .. } if read_only => {
@@ -468,6 +554,9 @@ impl Channel for DiskChannel {
             }
             (Operation::Write(writing), Outcome::Written(result, data)) => {
                 self.handle_written(cx, writing, result, data, done);
+            }
+            (Operation::Move(moving), Outcome::Synced(result)) => {
+                self.handle_moved(cx, moving, result, done);
             }
             (Operation::Sync(era), Outcome::Synced(result)) => {
                 self.handle_synced(cx, era, result, done);

@@ -211,7 +211,9 @@ fn touched_blocks(op: &Op, block_size: u64) -> [Option<RangeInclusive<u64>>; 2] 
     };
     match *op {
         Op::Flush => [None, None],
-        Op::Read { offset, len, .. } => [blocks(offset, len as u64), None],
+        Op::Read { offset, len, .. }
+        | Op::ReadPages { offset, len, .. }
+        | Op::WritePages { offset, len, .. } => [blocks(offset, len as u64), None],
         Op::Write { offset, ref data, .. } => [blocks(offset, data.len() as u64), None],
         Op::WriteZeroes { offset, len, .. }
         | Op::Deallocate { offset, len }

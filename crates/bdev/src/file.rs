@@ -70,7 +70,7 @@ fn open_existing(
         Some(libc::EINVAL) if !buffered => no_direct_io(path, &canonical),
         _ => open_failed(path, spec.read_only, error),
     })?;
-    let file = Held::new(file, object);
+    let file = Held::new(file, claim);
     let metadata = file.metadata().map_err(failed("look at it"))?;
     if object_of(&metadata) != Some(object) {
         let source = io::Error::other("it was replaced meanwhile; try again");
@@ -97,7 +97,7 @@ fn open_existing(
     };
     let block_size = choose_block_size(spec, path, alignment, metadata.len())?;
     let info = describe(spec, &canonical, &file, &metadata, block_size, identity);
-    Ok(DiskBdev::new(file, buffered, info, claim))
+    Ok(DiskBdev::new(file, buffered, info))
 }
 
 fn describe(

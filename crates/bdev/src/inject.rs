@@ -120,6 +120,12 @@ impl InjectControl {
         self.0.kinds[kind as usize].set(Some(injection));
     }
 
+    /// To how many more requests of a kind the last order applies: 0 once all of them have come.
+    #[must_use]
+    pub fn left(&self, kind: OpKind) -> u32 {
+        self.0.kinds[kind as usize].left.load(Ordering::Relaxed)
+    }
+
     /// Takes all orders back; what is held stays held.
     pub fn clear(&self) {
         self.0.kinds.iter().for_each(|slot| slot.set(None));

@@ -24,6 +24,14 @@ fn units(ns: u64) -> u64 {
     ns + ((ns * MORE) >> 20)
 }
 
+/// The bucket of a time.
+#[inline]
+#[must_use]
+pub fn latency_bucket(ns: u64) -> usize {
+    let above = (units(ns) >> (FIRST_BORDER - 1)).max(1).ilog2() as usize;
+    above.min(LATENCY_BUCKETS - 1)
+}
+
 /// How long the requests of one kind have taken since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latencies {
@@ -31,6 +39,17 @@ pub struct Latencies {
     pub buckets: [u64; LATENCY_BUCKETS],
     /// The sum of their times.
     pub sum_ns: u64,
+}
+
+impl Latencies {
+    /// Of so many `operations`, of which `slow` has those that took time: its first bucket is not looked at, since what took
+    /// none is found by subtraction.
+    #[must_use]
+    pub fn new(mut slow: [u64; LATENCY_BUCKETS], operations: u64, sum_ns: u64) -> Self {
+        let later: u64 = slow[1..].iter().sum();
+        slow[0] = operations.saturating_sub(later);
+        Self { buckets: slow, sum_ns }
+    }
 }
 
 /// The buckets of one core, from the second one on: what takes no time is found by subtraction.
@@ -56,8 +75,7 @@ impl LatencyCounters {
             OpKind::Write => &self.writes,
             _ => return,
         };
-        let above = (units(latency_ns) >> (FIRST_BORDER - 1)).max(1).ilog2() as usize;
-        let counter = &counters[above.min(LATENCY_BUCKETS - 1)];
+        let counter = &counters[latency_bucket(latency_ns)];
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -75,14 +93,12 @@ impl LatencyCounters {
 impl SlowOnes {
     /// Together with how many there were and how long they took.
     pub(crate) fn latencies(&self, kind: OpKind, operations: u64, sum_ns: u64) -> Latencies {
-        let mut buckets = match kind {
+        let slow = match kind {
             OpKind::Read => self.reads,
             OpKind::Write => self.writes,
             _ => [0; LATENCY_BUCKETS],
         };
-        let slow: u64 = buckets[1..].iter().sum();
-        buckets[0] = operations.saturating_sub(slow);
-        Latencies { buckets, sum_ns }
+        Latencies::new(slow, operations, sum_ns)
     }
 }
 

@@ -35,6 +35,7 @@ mod open;
 mod part;
 mod probe;
 mod ram;
+mod served;
 mod size;
 mod slots;
 mod spec;
@@ -55,13 +56,14 @@ pub use extent::{Sought, found_parts};
 pub use histogram::{DEFAULT_GRANULARITY, Histogram, HistogramShape};
 pub use identity::Identity;
 pub use inject::{InjectBdev, InjectControl, Injected, Injection};
-pub use latency::{FIRST_BORDER, LATENCY_BUCKETS, Latencies, UNITS_PER_SECOND};
+pub use latency::{FIRST_BORDER, LATENCY_BUCKETS, Latencies, UNITS_PER_SECOND, latency_bucket};
 pub use named::NamedBdev;
 pub use null::NullBdev;
 pub use op_kind::OpKind;
 pub use open::{OpenError, open};
 pub use part::PartBdev;
 pub use ram::RamBdev;
+pub use served::{DiskCounters, DiskStats, DiskTotals};
 pub use size::{ByteSize, SizeError};
 pub use spec::{Backing, BlockSize, DeviceSpec, MAX_PHYSICAL_BLOCK_BYTES, SpecError, SpecProblem};
 pub use stats::{DeviceStats, IoTotals, KindTotals, Meter};
@@ -130,6 +132,29 @@ pub enum Op {
         /// On stable media before it completes.
         fua: bool,
     },
+    /// Reads `len` bytes into the pages of a request of the kernel, which this core's queue of a ublk disk has. Only with
+    /// [`Bdev::takes_pages`]. `NotSupported` where these pages, or this range, cannot be read so: then the caller reads into
+    /// a buffer.
+    ReadPages {
+        /// First byte.
+        offset: u64,
+        /// How many bytes, from the first one of the request on.
+        len: usize,
+        /// The request.
+        tag: u16,
+    },
+    /// Writes `len` bytes out of the pages of a request of the kernel, as [`Op::ReadPages`] reads. After `NotSupported`,
+    /// a part of the range may be written.
+    WritePages {
+        /// First byte.
+        offset: u64,
+        /// How many bytes, from the first one of the request on.
+        len: usize,
+        /// The request.
+        tag: u16,
+        /// On stable media before it completes.
+        fua: bool,
+    },
     /// Everything completed before is on stable media when this completes.
     Flush,
     /// Zeroes a range.
@@ -187,7 +212,9 @@ impl Op {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match *self {
-            Self::Read { len, .. } => len as u64,
+            Self::Read { len, .. } | Self::ReadPages { len, .. } | Self::WritePages { len, .. } => {
+                len as u64
+            }
             Self::Write { ref data, .. } => data.len() as u64,
             Self::WriteZeroes { len, .. }
             | Self::Deallocate { len, .. }
@@ -261,6 +288,11 @@ pub trait Bdev: Send + Sync {
     /// # Errors
     /// When the device cannot be used from this core.
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> std::io::Result<Box<dyn Channel>>;
+
+    /// Whether its channels know [`Op::ReadPages`] and [`Op::WritePages`]. Never changes.
+    fn takes_pages(&self) -> bool {
+        false
+    }
 
     /// True since a flush or durable write failed: acknowledged data may be lost, and every
     /// flush and durable write fails until [`Bdev::reset_write_fault`].

@@ -48,5 +48,9 @@ impl Bdev for NamedBdev {
         self.inner.wrapper_levels()
     }
 
+    fn takes_pages(&self) -> bool {
+        self.inner.takes_pages()
+    }
+
     pass_to_base!(inner);
 }

@@ -83,7 +83,10 @@ impl Channel for NullChannel {
             }
             Op::Flush => (Ok(()), None),
             Op::WriteZeroes { .. } | Op::Deallocate { .. } | Op::Copy { .. } => (written, None),
-            Op::Find { .. } | Op::WriteUncorrectable { .. } => (Err(BdevError::NotSupported), None),
+            Op::Find { .. }
+            | Op::WriteUncorrectable { .. }
+            | Op::ReadPages { .. }
+            | Op::WritePages { .. } => (Err(BdevError::NotSupported), None),
         };
         done.push(Done { tag: request.tag, result, payload });
     }

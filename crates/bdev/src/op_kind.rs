@@ -42,8 +42,8 @@ impl OpKind {
     #[must_use]
     pub const fn of(op: &Op) -> Self {
         match op {
-            Op::Read { .. } => Self::Read,
-            Op::Write { .. } => Self::Write,
+            Op::Read { .. } | Op::ReadPages { .. } => Self::Read,
+            Op::Write { .. } | Op::WritePages { .. } => Self::Write,
             Op::Flush => Self::Flush,
             Op::WriteZeroes { .. } => Self::WriteZeroes,
             Op::Deallocate { .. } => Self::Deallocate,

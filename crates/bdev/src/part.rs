@@ -59,6 +59,10 @@ impl Bdev for PartBdev {
         self.base.wrapper_levels()
     }
 
+    fn takes_pages(&self) -> bool {
+        self.base.takes_pages()
+    }
+
     pass_to_base!(base);
 }
 
@@ -90,6 +94,8 @@ impl Channel for PartChannel {
         match &mut request.op {
             Op::Read { offset, .. }
             | Op::Write { offset, .. }
+            | Op::ReadPages { offset, .. }
+            | Op::WritePages { offset, .. }
             | Op::WriteZeroes { offset, .. }
             | Op::Deallocate { offset, .. }
             | Op::WriteUncorrectable { offset, .. } => *offset += self.start,

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, SeekFrom, StatxFlags, major, minor};
@@ -59,6 +59,26 @@ pub(crate) fn punches_holes(file: &File, len: u64) -> bool {
 /// True if the file system tells where holes are.
 pub(crate) fn knows_holes(file: &File) -> bool {
     rustix::fs::seek(file, SeekFrom::Hole(0)).is_ok()
+}
+
+/// Whether data may change while they are on their way into a file or block device that is opened without the page cache.
+/// A device that makes sums of data (`stable_writes`: a digest of NVMe/TCP, Ceph's, parity) must not see that. A file system
+/// without a block device of its own, such as btrfs, may make sums, too.
+pub(crate) fn bears_changes(file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else { return false };
+    let device = match metadata.file_type().is_block_device() {
+        true => metadata.rdev(),
+        false => metadata.dev(),
+    };
+    let own = format!("/sys/dev/block/{}:{}", major(device), minor(device));
+    fs::canonicalize(own).is_ok_and(|own| are_stable(&own) == Some(false))
+}
+
+/// Whether the device of a folder of sysfs asks for data that do not change; `None`: it does not say.
+fn are_stable(own: &Path) -> Option<bool> {
+    let is_partition = own.join("partition").exists();
+    let disk = if is_partition { own.parent().unwrap_or(own) } else { own };
+    attribute(&disk.join("queue/stable_writes")).map(|text| text != "0")
 }
 
 /// The properties of a block device that sysfs tells.

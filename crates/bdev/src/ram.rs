@@ -355,7 +355,10 @@ impl Channel for RamChannel {
                 let kind = TaskKind::Copy { from };
                 return self.begin(cx, Task { tag, offset: to, len, kind }, done);
             }
-            Op::Find { .. } | Op::WriteUncorrectable { .. } => (Err(BdevError::NotSupported), None),
+            Op::Find { .. }
+            | Op::WriteUncorrectable { .. }
+            | Op::ReadPages { .. }
+            | Op::WritePages { .. } => (Err(BdevError::NotSupported), None),
         };
         done.push(Done { tag, result, payload });
     }

@@ -156,7 +156,7 @@ impl UncorrectableChannel {
                 let found = ranges.within(&range(offset, len)).take(most).collect::<Vec<_>>();
                 Some(Ok(Some(encode(&found))))
             }
-            Op::Read { offset, len, .. } => {
+            Op::Read { offset, len, .. } | Op::ReadPages { offset, len, .. } => {
                 let is_marked = self.marks.touches(&range(offset, len as u64));
                 is_marked.then_some(Err(BdevError::ReadFault))
             }
@@ -169,6 +169,10 @@ impl UncorrectableChannel {
             }
             Op::Write { offset, ref data, .. } => {
                 self.marks.clear(range(offset, data.len() as u64));
+                None
+            }
+            Op::WritePages { offset, len, .. } => {
+                self.marks.clear(range(offset, len as u64));
                 None
             }
             Op::WriteZeroes { offset, len, .. } | Op::Deallocate { offset, len } => {

@@ -351,3 +351,61 @@ fn a_read_only_device_refuses_writes_and_needs_no_flush() {
     assert_eq!(script.results(), [(1, refused), (2, refused), (3, refused), (4, Ok(()))]);
     script.close();
 }
+
+/// Data in pages of the kernel's requests: the same promises as with buffers of ours.
+#[test]
+fn moves_keep_what_writes_promise() {
+    with_script(|device, mut script| {
+        assert!(device.takes_pages());
+        let pages = |offset, fua| Op::WritePages { offset, len: 4096, tag: 3, fua };
+        script.submit(1, Op::ReadPages { offset: BLOCK, len: 8192, tag: 9 });
+        script.submit(2, pages(0, false));
+        script.submit(3, pages(BLOCK, true));
+        for expected in ["read of 9 4096+8192", "write of 3 0+4096", "write durable of 3 4096+4096"]
+        {
+            assert_eq!(script.complete(None), expected);
+        }
+        assert_eq!(script.results(), [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+        // A kernel that was short of memory for a moment is asked again.
+        script.submit(4, pages(0, false));
+        script.complete(Some(libc::ENOMEM));
+        script.complete(None);
+        assert_eq!(script.results(), [(4, Ok(()))]);
+        for (errno, read, write) in [
+            (libc::EIO, BdevError::ReadFault, BdevError::WriteFault),
+            (libc::ENOSPC, BdevError::NoSpace, BdevError::NoSpace),
+            (libc::ENODEV, BdevError::Gone, BdevError::Gone),
+        ] {
+            script.submit(5, Op::ReadPages { offset: 0, len: 4096, tag: 0 });
+            script.submit(6, pages(0, false));
+            script.complete(Some(errno));
+            script.complete(Some(errno));
+            assert_eq!(script.results(), [(5, Err(read)), (6, Err(write))], "{errno}");
+        }
+        script.close();
+    });
+}
+
+/// Pages that the kernel does not move say nothing of the medium; a durable write that fails does.
+#[test]
+fn pages_that_are_refused_are_no_fault() {
+    with_script(|device, mut script| {
+        let pages = |fua| Op::WritePages { offset: 0, len: 4096, tag: 3, fua };
+        for errno in [libc::EINVAL, libc::EFAULT, libc::EOPNOTSUPP] {
+            script.submit(1, Op::ReadPages { offset: 0, len: 4096, tag: 3 });
+            script.submit(2, pages(true));
+            script.complete(Some(errno));
+            script.complete(Some(errno));
+            let refused = Err(BdevError::NotSupported);
+            assert_eq!(script.results(), [(1, refused), (2, refused)], "{errno}");
+        }
+        assert!(!device.write_fault());
+        script.submit(3, pages(true));
+        script.complete(Some(libc::EIO));
+        assert_eq!(script.results(), [(3, Err(BdevError::WriteFault))]);
+        assert!(device.write_fault());
+        script.submit(4, pages(true));
+        assert_eq!(script.results(), [(4, Err(BdevError::WriteFault))], "nothing is started");
+        script.close();
+    });
+}

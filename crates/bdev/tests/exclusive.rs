@@ -51,6 +51,24 @@ fn a_file_is_opened_once() {
     drop(open(&format!("{path},readonly")).unwrap());
 }
 
+/// When a deleted file is closed, a new one may get its number at once: nothing of the old one may be in its way.
+#[test]
+fn a_new_file_is_not_taken_for_a_deleted_one() {
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let directory = directory();
+                for round in 0..200 {
+                    let path = image(directory.path(), &format!("{thread}-{round}"));
+                    let device = open(&format!("file:{path}")).unwrap();
+                    fs::remove_file(&path).unwrap();
+                    drop(device);
+                }
+            });
+        }
+    });
+}
+
 /// A process that holds an flock(2) until its input ends, started and ready.
 struct Locker(std::process::Child);
 

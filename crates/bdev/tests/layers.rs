@@ -247,3 +247,31 @@ fn devices_grow() {
     assert!(error.contains("has 2048 blocks, 4096 are in use"), "{error}");
     assert_eq!(file.info().block_count, 4096);
 }
+
+/// Parts and names pass on data in pages of the kernel; what has to look at data, and memory, does not take them.
+#[test]
+fn pages_pass_through_what_does_not_look_at_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk");
+    let base = named(open(&format!("file:{},size=1M,buffered", file.display())).unwrap(), "base");
+    let part = named(Arc::new(PartBdev::new(base.clone(), 100, 50).unwrap()), "part");
+    assert!(base.takes_pages() && part.takes_pages());
+    let mut script = Script::new(&*part);
+    script.submit(1, Op::ReadPages { offset: 512, len: 1024, tag: 4 });
+    script.submit(2, Op::WritePages { offset: 1024, len: 512, tag: 5, fua: false });
+    assert_eq!(script.complete(None), "read of 4 51712+1024");
+    assert_eq!(script.complete(None), "write of 5 52224+512");
+    assert_eq!(script.results(), [(1, Ok(())), (2, Ok(()))]);
+    let totals = base.stats().unwrap().totals();
+    assert_eq!((totals.of(OpKind::Read).bytes, totals.of(OpKind::Write).bytes), (1024, 512));
+    script.close();
+    let ram = open("ram:1M").unwrap();
+    let injected: SharedBdev = Arc::new(InjectBdev::new(base).0);
+    for other in [ram, open("null:1M").unwrap(), injected] {
+        assert!(!other.takes_pages(), "{}", other.info().name);
+    }
+    let mut script = Script::new(&*open("ram:1M").unwrap());
+    script.submit(1, Op::ReadPages { offset: 0, len: 512, tag: 0 });
+    assert_eq!(script.results(), [(1, Err(BdevError::NotSupported))]);
+    script.close();
+}

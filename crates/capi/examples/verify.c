@@ -1,7 +1,8 @@
-// An example of libraceline: it writes a pattern to a namespace over NVMe/TCP, reads it back, and compares.
+// An example of libraceline: it writes a pattern to a namespace over NVMe/TCP or
+// NVMe/RDMA, reads it back, and compares.
 //
 // Build:  cc -std=c11 -Wall -Wextra verify.c -I../include -L../../../target/release -lraceline
-// Run:    ./a.out ADDRESS PORT NQN     (this overwrites the first 4 MiB of namespace 1)
+// Run:    ./a.out ADDRESS PORT NQN [tcp|rdma]     (this overwrites the first 4 MiB of namespace 1)
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,14 +98,15 @@ int main(int argc, char **argv)
 	raceline_queues *queues = NULL;
 	raceline_completion done;
 
-	if (argc != 4) {
-		fprintf(stderr, "usage: %s ADDRESS PORT NQN\n", argv[0]);
+	if (argc != 4 && argc != 5) {
+		fprintf(stderr, "usage: %s ADDRESS PORT NQN [tcp|rdma]\n", argv[0]);
 		return 2;
 	}
 	check(raceline_config_init(&config, sizeof(config)), "raceline_config_init");
 	config.traddr = argv[1];
 	config.trsvcid = argv[2];
 	config.nqn = argv[3];
+	config.trtype = argc == 5 ? argv[4] : NULL; // NULL: tcp
 	check(raceline_connect(&config, &host), "connect");
 	check(raceline_namespace_info(host, NSID, &ns, sizeof(ns)), "namespace");
 	printf("namespace %u: %llu blocks of %u bytes\n", ns.nsid, (unsigned long long)ns.block_count,

@@ -1,5 +1,5 @@
 /*
- * libraceline: namespaces over NVMe/TCP, in user space.
+ * libraceline: namespaces over NVMe/TCP and NVMe/RDMA, in user space.
  *
  * Made by `cargo xtask capi` from crates/capi/src; do not edit.
  *
@@ -248,8 +248,8 @@ typedef struct {
    */
   uint32_t command_timeout_ms;
   /**
-   * Milliseconds that each of three steps may take: the TCP connection, the answer to ICReq, and the
-   * answer to Connect.
+   * Milliseconds that each of three steps may take: the connection, the answer to ICReq (which RDMA has not), and
+   * the answer to Connect.
    */
   uint32_t connect_timeout_ms;
   /**
@@ -264,7 +264,7 @@ typedef struct {
   int32_t fast_io_fail_tmo_s;
   /**
    * Further paths to the same subsystem, ADDR[:PORT][,SOURCE] with spaces between them. SOURCE is the address of this
-   * machine to connect from. NULL: one path.
+   * machine to connect from. A path that is not of `trtype` has tcp:// or rdma:// before it. NULL: one path.
    */
   const char *paths;
   /**
@@ -276,6 +276,11 @@ typedef struct {
    * Milliseconds between attempts to reconnect a lost path. 0: 100 at first, and doubled up to 10,000.
    */
   uint32_t reconnect_delay_ms;
+  /**
+   * What carries the queues: "tcp" or "rdma", in capitals or not; NULL: tcp. RDMA needs the libraries libibverbs and
+   * librdmacm, which the library loads at the first raceline_connect() over RDMA. It has no digests.
+   */
+  const char *trtype;
 } raceline_config;
 
 /**

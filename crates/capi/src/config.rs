@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::boundary::{check, guard, text};
 use crate::status::{Failure, RACELINE_CANNOT_CONNECT, RACELINE_OK};
 
-/// The port that is registered for NVMe/TCP.
+/// The port that is registered for NVMe/TCP, and for NVMe/RDMA.
 const DEFAULT_PORT: u16 = 4420;
 
 /// Flag of raceline_config: a CRC32C protects the headers of PDUs.
@@ -70,8 +70,8 @@ pub struct raceline_config {
     /// Milliseconds after which the library gives up the connection of a command that has no completion;
     /// 0: commands have no time limit.
     pub command_timeout_ms: u32,
-    /// Milliseconds that each of three steps may take: the TCP connection, the answer to ICReq, and the
-    /// answer to Connect.
+    /// Milliseconds that each of three steps may take: the connection, the answer to ICReq (which RDMA has not), and
+    /// the answer to Connect.
     pub connect_timeout_ms: u32,
     /// Seconds for which the library tries to reconnect a lost controller before it gives the controller
     /// up. -1: it never gives up. 0: it does not reconnect.
@@ -80,33 +80,27 @@ pub struct raceline_config {
     /// a meaning with paths or path_policy.
     pub fast_io_fail_tmo_s: i32,
     /// Further paths to the same subsystem, ADDR[:PORT][,SOURCE] with spaces between them. SOURCE is the address of this
-    /// machine to connect from. NULL: one path.
+    /// machine to connect from. A path that is not of `trtype` has tcp:// or rdma:// before it. NULL: one path.
     pub paths: *const c_char,
     /// Which path an operation takes: active-passive, round-robin, queue-depth or numa. NULL: active-passive if there
     /// are paths; without paths, an operation whose connection is lost ends with RACELINE_UNKNOWN_FATE.
     pub path_policy: *const c_char,
     /// Milliseconds between attempts to reconnect a lost path. 0: 100 at first, and doubled up to 10,000.
     pub reconnect_delay_ms: u32,
+    /// What carries the queues: "tcp" or "rdma", in capitals or not; NULL: tcp. RDMA needs the libraries libibverbs and
+    /// librdmacm, which the library loads at the first raceline_connect() over RDMA. It has no digests.
+    pub trtype: *const c_char,
 }
 
-/// Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
-///
-/// The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
-/// connect timeout of 10 s, and 600 s for reconnecting. All texts become NULL. RACELINE_INVALID
-/// means that the caller's header does not fit this library.
-///
-/// # Safety
-/// `config` is valid for writes of `size` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size: usize) -> i32 {
-    guard(|| {
-        check(config, "config")?;
-        if size < size_of::<raceline_config>() {
-            return Err(too_small("config", size, size_of::<raceline_config>()));
-        }
+/// Bytes of the first raceline_config that programs were built with: it ended before `trtype`. Programs that were built
+/// with it still run, and what it has not has its default value.
+const FIRST_CONFIG_BYTES: usize = offset_of!(raceline_config, trtype);
+
+impl Default for raceline_config {
+    fn default() -> Self {
         let name = std::ptr::null();
-        let default = raceline_config {
-            size: size_of::<raceline_config>(),
+        Self {
+            size: size_of::<Self>(),
             traddr: name,
             trsvcid: name,
             nqn: name,
@@ -125,11 +119,40 @@ pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size
             paths: name,
             path_policy: name,
             reconnect_delay_ms: 0,
-        };
-        // SAFETY: not null and aligned, and the caller promises `size` bytes, which are enough.
-        unsafe { config.write(default) };
+            trtype: name,
+        }
+    }
+}
+
+/// Fills a configuration with default values. `size` is sizeof(raceline_config) of the caller.
+///
+/// The values are one I/O queue of 128 entries, a keep alive timeout of 5 s, a command timeout of 30 s, a
+/// connect timeout of 10 s, and 600 s for reconnecting. All texts become NULL. RACELINE_INVALID
+/// means that the caller's header does not fit this library.
+///
+/// # Safety
+/// `config` is valid for writes of `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size: usize) -> i32 {
+    guard(|| {
+        check(config, "config")?;
+        let size = known_bytes::<raceline_config>("config", size, FIRST_CONFIG_BYTES)?;
+        let default = raceline_config { size, ..Default::default() };
+        // SAFETY: not null and aligned, and the caller promises at least `size` bytes.
+        unsafe {
+            (&raw const default).cast::<u8>().copy_to_nonoverlapping(config.cast::<u8>(), size);
+        }
         Ok(RACELINE_OK)
     })
+}
+
+/// How many bytes of a caller's structure of `size` bytes this library uses. A caller whose header is older has a
+/// structure of at least `first` bytes: of that, these are used.
+fn known_bytes<T>(name: &str, size: usize, first: usize) -> Result<usize, Failure> {
+    if size < first {
+        return Err(too_small(name, size, first));
+    }
+    Ok(if size < size_of::<T>() { first } else { size_of::<T>() })
 }
 
 /// A copy of a structure of the caller's, which begins with its own size in bytes. A size below that of this
@@ -140,12 +163,28 @@ pub unsafe extern "C" fn raceline_config_init(config: *mut raceline_config, size
 pub(crate) unsafe fn sized<T: Copy>(pointer: *const T, name: &str) -> Result<T, Failure> {
     check(pointer, name)?;
     // SAFETY: not null, aligned, and begins with its size, as the caller promises.
-    let size = unsafe { pointer.cast::<usize>().read() };
-    if size < size_of::<T>() {
-        return Err(too_small(name, size, size_of::<T>()));
-    }
-    // SAFETY: it has `size` bytes, as the caller promises, and `size` is at least that of a `T`.
+    known_bytes::<T>(name, unsafe { pointer.cast::<usize>().read() }, size_of::<T>())?;
+    // SAFETY: the caller promises as many bytes as the size says, which is at least that of a `T`.
     Ok(unsafe { *pointer })
+}
+
+/// A copy of the caller's configuration. What the caller's header has not has its default value.
+///
+/// # Safety
+/// As [`sized`].
+pub(crate) unsafe fn sized_config(
+    pointer: *const raceline_config,
+) -> Result<raceline_config, Failure> {
+    check(pointer, "config")?;
+    // SAFETY: not null, aligned, and begins with its size, as the caller promises.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    let size = known_bytes::<raceline_config>("config", size, FIRST_CONFIG_BYTES)?;
+    let mut copy = raceline_config::default();
+    // SAFETY: the caller promises at least `size` bytes; the copy has as many, and any bytes are one.
+    unsafe {
+        pointer.cast::<u8>().copy_to_nonoverlapping((&raw mut copy).cast::<u8>(), size);
+    }
+    Ok(copy)
 }
 
 impl raceline_config {
@@ -165,9 +204,11 @@ impl raceline_config {
                 text(self.hostid, "hostid")?,
                 text(self.paths, "paths")?,
                 text(self.path_policy, "path_policy")?,
+                text(self.trtype, "trtype")?,
             ]
         };
-        let [traddr, trsvcid, nqn, hostnqn, hostid, paths, policy] = texts;
+        let [traddr, trsvcid, nqn, hostnqn, hostid, paths, policy, trtype] = texts;
+        let trtype = trtype.map_or(Ok(Transport::Tcp), |text| transport("trtype", text))?;
         let traddr =
             traddr.ok_or_else(|| Failure::invalid("traddr is null: where is the target?"))?;
         let nqn = nqn.ok_or_else(|| Failure::invalid("nqn is null: which subsystem?"))?;
@@ -185,6 +226,7 @@ impl raceline_config {
             raceline_host::naming::host(&Identity::of_this_machine(), hostnqn.as_ref(), hostid);
         let ms = |ms: u32| Duration::from_millis(u64::from(ms));
         let mut config = HostConfig::new(resolve(traddr, port)?, nqn, hostnqn, hostid);
+        config.transport = trtype;
         config.header_digest = self.flags & RACELINE_HEADER_DIGEST != 0;
         config.data_digest = self.flags & RACELINE_DATA_DIGEST != 0;
         config.i10 = (self.flags & RACELINE_I10 != 0).then(I10Config::default);
@@ -202,6 +244,7 @@ impl raceline_config {
             (config.backoff.first, config.backoff.longest) = (delay, delay);
         }
         self.set_paths(&mut config, paths, policy)?;
+        check_digests(&config)?;
         Ok(config)
     }
 
@@ -222,18 +265,46 @@ impl raceline_config {
         let options = MultipathConfig::with_policy(policy);
         config.multipath = Some(MultipathConfig { fast_io_fail, failback, ..options });
         for path in paths.into_iter().flat_map(str::split_whitespace) {
-            config.more_paths.push(parse_path(path)?);
+            config.more_paths.push(parse_path(path, config.transport)?);
         }
         Ok(())
     }
 }
 
-/// `ADDR[:PORT][,SOURCE]`.
-fn parse_path(path: &str) -> Result<PathAddress, Failure> {
+/// RDMA has no digests: its links have checksums of their own.
+fn check_digests(config: &HostConfig) -> Result<(), Failure> {
+    let transports = config.more_paths.iter().map(|path| path.transport);
+    let any_rdma = transports.chain([config.transport]).any(|it| it == Transport::Rdma);
+    if any_rdma && (config.header_digest || config.data_digest) {
+        return Err(Failure::invalid(
+            "flags: RDMA has no digests: leave RACELINE_HEADER_DIGEST and RACELINE_DATA_DIGEST out, or have all paths \
+             over tcp",
+        ));
+    }
+    Ok(())
+}
+
+/// The transport of this name.
+fn transport(field: &str, text: &str) -> Result<Transport, Failure> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(Transport::Tcp),
+        "rdma" => Ok(Transport::Rdma),
+        _ => Err(Failure::invalid(format!(
+            "{field} \"{text}\" is no transport of this library: it has tcp and rdma"
+        ))),
+    }
+}
+
+/// `[tcp://|rdma://]ADDR[:PORT][,SOURCE]`; without a transport of its own it has that of the first path.
+fn parse_path(path: &str, first: Transport) -> Result<PathAddress, Failure> {
     let wrong = |why: &str| Failure::invalid(format!("paths: \"{path}\" {why}"));
-    let (place, source) = match path.split_once(',') {
+    let (transport, rest) = match path.split_once("://") {
+        Some((name, rest)) => (transport("paths: transport", name)?, rest),
+        None => (first, path),
+    };
+    let (place, source) = match rest.split_once(',') {
         Some((place, source)) => (place, Some(source)),
-        None => (path, None),
+        None => (rest, None),
     };
     let source =
         source.map(|source| source.parse().map_err(|_| wrong("has no source address that is one")));
@@ -244,11 +315,7 @@ fn parse_path(path: &str) -> Result<PathAddress, Failure> {
         }
         _ => (place, DEFAULT_PORT),
     };
-    Ok(PathAddress {
-        address: resolve(name, port)?,
-        source: source.transpose()?,
-        transport: Transport::Tcp,
-    })
+    Ok(PathAddress { address: resolve(name, port)?, source: source.transpose()?, transport })
 }
 
 fn too_small(name: &str, size: usize, needed: usize) -> Failure {

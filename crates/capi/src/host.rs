@@ -9,7 +9,7 @@ use raceline_proto::nvme::NamespaceId;
 use raceline_proto::nvme::identify::{ONCS_DATASET_MANAGEMENT, ONCS_WRITE_ZEROES};
 
 use crate::boundary::{check, guard, write};
-use crate::config::{raceline_config, sized};
+use crate::config::{raceline_config, sized_config};
 use crate::handle::{Named, Shared};
 use crate::status::{Failure, RACELINE_OK};
 
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn raceline_connect(
         // SAFETY: as the caller promises.
         unsafe { write(host, "host", null_mut()) }?;
         // SAFETY: as the caller promises.
-        let config = unsafe { sized(config, "config") }?;
+        let config = unsafe { sized_config(config) }?;
         // SAFETY: as the caller promises.
         let config = unsafe { config.parse() }?;
         let handle = Shared::open(CallerHost::connect(config)?).cast();

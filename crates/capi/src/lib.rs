@@ -12,6 +12,8 @@ mod config;
 mod handle;
 mod host;
 mod queues;
+#[cfg(test)]
+mod rdma_tests;
 mod status;
 
 pub use buffer::{raceline_buffer_alloc, raceline_buffer_free};

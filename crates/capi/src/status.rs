@@ -57,7 +57,9 @@ impl Failure {
 impl From<HostError> for Failure {
     fn from(error: HostError) -> Self {
         let code = match &error {
-            HostError::Tcp(..) | HostError::NoAnswer(..) => RACELINE_CANNOT_CONNECT,
+            HostError::Tcp(..) | HostError::Rdma(..) | HostError::NoAnswer(..) => {
+                RACELINE_CANNOT_CONNECT
+            }
             HostError::ConnectRefused { .. }
             | HostError::AuthenticationRequired(_)
             | HostError::SecureChannelRequired(_)

@@ -20,7 +20,7 @@ const NQN: &CStr = c"nqn.2026-01.io.raceline:served";
 
 /// A target, and its port in words.
 fn serve() -> (Target, CString) {
-    let (target, address) = served::serve(served::any_port());
+    let (target, address) = served::serve("127.0.0.1:0".parse().unwrap());
     (target, CString::new(address.port().to_string()).unwrap())
 }
 
@@ -213,6 +213,75 @@ fn what_keeps_a_connection_from_being_made_is_said() {
 }
 
 #[test]
+fn rdma_is_a_transport_as_tcp_is() {
+    let refused = |trtype: &CStr, change: &dyn Fn(&mut raceline_config)| {
+        let mut config = config(c"4420");
+        config.trtype = trtype.as_ptr();
+        change(&mut config);
+        connect(&config).unwrap_err()
+    };
+    assert_eq!(refused(c"fc", &|_| {}), RACELINE_INVALID);
+    error("trtype \"fc\" is no transport of this library: it has tcp and rdma");
+    for flag in [RACELINE_HEADER_DIGEST, RACELINE_DATA_DIGEST] {
+        assert_eq!(refused(c"RDMA", &|config| config.flags = flag), RACELINE_INVALID);
+        error("RDMA has no digests: leave RACELINE_HEADER_DIGEST");
+    }
+    let paths = |paths: &'static CStr| {
+        refused(c"tcp", &|config| {
+            config.flags = RACELINE_DATA_DIGEST;
+            config.paths = paths.as_ptr();
+        })
+    };
+    assert_eq!(paths(c"tcp://127.0.0.1 rdma://127.0.0.1:77"), RACELINE_INVALID);
+    error("have all paths over tcp");
+    assert_eq!(paths(c"loop://127.0.0.1"), RACELINE_INVALID);
+    error("paths: transport \"loop\" is no transport");
+    // Either the libraries are not here, or no adapter has this address.
+    assert_eq!(refused(c"RDMA", &|_| {}), RACELINE_CANNOT_CONNECT);
+    // SAFETY: the library's own text, valid until the next failure.
+    let text = unsafe { CStr::from_ptr(raceline_error_text()) }.to_str().unwrap();
+    assert!(text.contains("cannot connect to 127.0.0.1:4420 over RDMA"), "{text}");
+    let says = ["install Debian's packages libibverbs1, librdmacm1", "RDMA device"];
+    assert!(says.iter().any(|words| text.contains(words)), "{text}");
+    // TCP in capitals, as SPDK writes it.
+    let (target, port) = serve();
+    let mut config = config(&port);
+    config.trtype = c"TCP".as_ptr();
+    let host = connect(&config).unwrap();
+    // SAFETY: a handle of this test.
+    assert_eq!(unsafe { raceline_disconnect(host) }, RACELINE_OK);
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn a_program_with_the_first_header_still_connects() {
+    /// Bytes of the first raceline_config on 64-bit machines, which ended before `trtype`.
+    const FIRST: usize = 104;
+    const MARK: u8 = 0xa5;
+    let (target, port) = serve();
+    let mut memory = MaybeUninit::<raceline_config>::uninit();
+    // SAFETY: room for a whole one, of which the library is told the first part.
+    let code = unsafe {
+        memory.as_mut_ptr().cast::<u8>().write_bytes(MARK, size_of::<raceline_config>());
+        raceline_config_init(memory.as_mut_ptr(), FIRST)
+    };
+    assert_eq!(code, RACELINE_OK);
+    // SAFETY: filled in just now; any bytes are one.
+    let mut old = unsafe { memory.assume_init() };
+    assert_eq!((old.size, old.trtype.addr()), (FIRST, usize::from_ne_bytes([MARK; 8])));
+    old.traddr = c"127.0.0.1".as_ptr();
+    old.trsvcid = port.as_ptr();
+    old.nqn = NQN.as_ptr();
+    let host = connect(&old).unwrap();
+    // SAFETY: a handle of this test.
+    assert_eq!(unsafe { raceline_disconnect(host) }, RACELINE_OK);
+    old.size = FIRST - 1;
+    assert_eq!(connect(&old).unwrap_err(), RACELINE_INVALID);
+    error("config says that it has 103 bytes, of 104");
+    target.shutdown().unwrap();
+}
+
+#[test]
 fn two_threads_in_one_group_are_told() {
     let (target, port) = serve();
     let host = connect(&config(&port)).unwrap();
@@ -226,7 +295,7 @@ fn two_threads_in_one_group_are_told() {
     let waiting = std::thread::spawn(move || {
         let queues = std::ptr::with_exposed_provenance_mut::<raceline_queues>(address);
         let mut busy = 0;
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
         let mut done = raceline_completion::default();
         while std::time::Instant::now() < end && busy == 0 {
             // SAFETY: the other thread closes the handle after this one has ended.

@@ -14,5 +14,7 @@ pub use connection::{Address, ClientError, Connection, Refusal};
 
 /// Where a daemon's socket is by default: where SPDK's clients look for it.
 pub const DEFAULT_SOCKET: &str = "/var/tmp/spdk.sock";
+/// Where the daemon of the packages has it.
+pub const PACKAGED_SOCKET: &str = "/run/raceline/rpc.sock";
 /// The TCP port of SPDK's RPC proxies.
 pub const DEFAULT_PORT: u16 = 5260;

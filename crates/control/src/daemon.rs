@@ -207,6 +207,7 @@ impl Daemon {
         let server = ServerConfig { path: config.socket, roles: Roles::new(config.admins) };
         let server = Server::start(server, Arc::clone(&manager));
         predecessor.settle();
+        manager.predecessor_is_gone();
         let server = server.map_err(|error| TakeOverError::Unable(error.to_string()))?;
         let beside = config.beside.map(|start| start(&manager)).transpose();
         // Hosts are served without it.

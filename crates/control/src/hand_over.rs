@@ -10,8 +10,9 @@
 //! | 3 | makes the connections; says that it has them | ends what could not be handed over, and says that they are the successor's; it ends |
 //! | 4 | goes on | |
 //!
-//! The state of NVMe/TCP connections goes over. Those with TLS and those of iSCSI end in step 3 in good order, and their
-//! hosts connect anew. Counters begin anew. So do clients of the RPC socket, which is handed over itself.
+//! The state of NVMe/TCP connections goes over. Those with TLS or by RDMA and those of iSCSI end in step 3 in good order, and
+//! their hosts connect anew. The addresses of RDMA listeners belong to one process: the successor listens there after step 3,
+//! when the daemon is gone. Counters begin anew. So do clients of the RPC socket, which is handed over itself.
 
 mod daemon;
 mod late;

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,20 @@ impl LogLevel {
             Self::Debug => "debug",
         }
     }
+}
+
+/// Messages that nobody took, or that found no room among those that wait, since the start of the program.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a message that is lost: whoever takes them refused it, or was too slow.
+pub fn count_lost_message() {
+    LOST.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How many messages are lost since the start of the program.
+#[must_use]
+pub fn lost_messages() -> u64 {
+    LOST.load(Ordering::Relaxed)
 }
 
 /// Components that can be set to log everything: SPDK's name of the flag, our module.

@@ -271,9 +271,6 @@ mod tests {
     /// SPDK's parameters that our methods do not know.
     const NOT_TAKEN: &[(&str, &str)] = &[
         // For other transports: SPDK's own decoder for this method ignores unknown parameters.
-        ("nvmf_create_transport", "num_cqe"),
-        ("nvmf_create_transport", "acceptor_backlog"),
-        ("nvmf_create_transport", "no_wr_batching"),
         ("nvmf_create_transport", "control_msg_num"),
         ("nvmf_create_transport", "disable_mappable_bar0"),
         ("nvmf_create_transport", "disable_adaptive_irq"),

@@ -551,6 +551,26 @@ fn a_remote_controller_is_exported_again() {
 }
 
 #[test]
+fn a_controller_has_as_many_queues_as_were_asked_for() {
+    let behind = Behind::new();
+    // This daemon has one core, which takes a queue for each namespace that is exported.
+    for (queues, expected) in [(json!(1), 1), (json!(2), 2), (Value::Null, 2)] {
+        let daemon = Daemon::started();
+        let mut client = daemon.client();
+        let mut params = behind.attach();
+        params["num_io_queues"] = queues.clone();
+        let names = client.call("bdev_nvme_attach_controller", params).unwrap();
+        assert_eq!(names, json!(["Nvme0n1", "Nvme0n2"]));
+        export(&mut client, NQN, &["Nvme0n1"]);
+        let second = json!({ "nqn": NQN, "namespace": { "bdev_name": "Nvme0n2" } });
+        let second = client.call("nvmf_subsystem_add_ns", second);
+        assert_eq!(1 + u32::from(second.is_ok()), expected, "{queues}: {second:?}");
+        daemon.manager.shut_down().unwrap();
+    }
+    behind.daemon.manager.shut_down().unwrap();
+}
+
+#[test]
 fn bad_controllers_are_refused_whole() {
     let behind = Behind::new();
     let daemon = Daemon::started();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use raceline_auth::{DhchapSecret, Hash, TlsKey};
 use serde_json::{Value, json};
-use support::discovery::{DISCOVERY, address, export, free_port, nqn, serve_discovery, wait};
+use support::discovery::{DISCOVERY, address, export, free_port, ip, nqn, serve_discovery, wait};
 use support::{Kept, ok};
 
 /// A daemon whose discovery service, on this port, is a centralized one.
@@ -48,7 +48,7 @@ fn what_a_daemon_offers_is_registered_followed_and_taken_back() {
     // The other end is away, and is waited for.
     ok(shelf.call("nvmf_discovery_register", place.clone()));
     let twice = shelf.call("nvmf_discovery_register", place.clone()).unwrap_err();
-    assert!(twice.contains("127.0.0.1"), "{twice}");
+    assert!(twice.contains(&ip().to_string()), "{twice}");
     wait("it does not say why", || {
         registrations(&shelf)["registers_with"][0]["problem"].is_string()
     });
@@ -91,7 +91,7 @@ fn what_a_daemon_offers_is_registered_followed_and_taken_back() {
     ok(shelf.call("nvmf_discovery_unregister", place.clone()));
     wait("it is not taken back", || listed(&hub).is_empty());
     let none = shelf.call("nvmf_discovery_unregister", place).unwrap_err();
-    assert!(none.contains("127.0.0.1"), "{none}");
+    assert!(none.contains(&ip().to_string()), "{none}");
     assert_eq!(registrations(&shelf)["registers_with"], json!([]));
     ok(hub.call("nvmf_discovery_set_central", json!({ "enable": false })));
     assert_eq!(registrations(&hub)["central"], false);

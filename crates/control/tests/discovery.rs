@@ -5,7 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::discovery::{DISCOVERY, address, export, free_port, nqn, serve_discovery, wait};
+use support::discovery::{DISCOVERY, address, export, free_port, ip, nqn, serve_discovery, wait};
 use support::{Kept, ok};
 
 fn withdraw(daemon: &Kept, name: &str) {
@@ -116,11 +116,11 @@ fn a_service_that_is_away_is_waited_for() {
     let call = |params: &Value| front.call("bdev_nvme_start_discovery", params.clone());
     // With a time limit it fails, and leaves nothing behind.
     let error = call(&start("D", port, &json!({ "attach_timeout_ms": 100 }))).unwrap_err();
-    assert!(error.contains("(-110)") && error.contains("127.0.0.1"), "{error}");
+    assert!(error.contains("(-110)") && error.contains(&ip().to_string()), "{error}");
     assert_eq!(info(&front), json!([]));
     ok(call(&start("D", port, &json!({}))));
     wait("it does not say why", || {
-        info(&front)[0]["problem"].as_str().is_some_and(|text| text.contains("127.0.0.1"))
+        info(&front)[0]["problem"].as_str().is_some_and(|text| text.contains(&ip().to_string()))
     });
     for wrong in [
         start("D", free_port(), &json!({})),

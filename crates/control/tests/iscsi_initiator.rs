@@ -7,6 +7,7 @@ mod support;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use raceline_target::{
     ChapDemand, ChapPolicy, ChapSecret, InitiatorGroupConfig, LunConfig, PortalGroupConfig,
@@ -49,8 +50,13 @@ fn serve(address: SocketAddr) -> (Target, SocketAddr) {
     (target, portals[0])
 }
 
+/// An address of the caller's own: nobody else takes its port while nobody listens there.
 fn loopback() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count > 0, "a process has 255 of them");
+    SocketAddr::from(([127, count, high, low.max(1)], 0))
 }
 
 fn key_file(dir: &Path) -> String {

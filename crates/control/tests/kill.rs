@@ -7,9 +7,10 @@ mod killed;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use killed::{Daemon, call, connect};
+use killed::{Daemon, START_TIMEOUT, call, connect};
 use raceline_control::manager::ManagerConfig;
 use serde_json::{Value, json};
 
@@ -18,6 +19,8 @@ const KILLS: u32 = 50;
 const KILLS_VARIABLE: &str = "RACELINE_STATE_KILLS";
 /// Clients at a time, each with names of its own.
 const CLIENTS: usize = 4;
+/// Answers of a round before the clock of its kill starts, however slow the machine is.
+const LEAST_ANSWERS: u64 = 2;
 /// Names of each client.
 const NAMES: usize = 8;
 
@@ -43,8 +46,8 @@ struct Client {
 }
 
 impl Client {
-    /// Makes and deletes devices until the daemon dies.
-    fn run(&mut self, number: usize, socket: &Path) {
+    /// Makes and deletes devices until the daemon dies, and counts the answers.
+    fn run(&mut self, number: usize, socket: &Path, answers: &AtomicU64) {
         let Ok(mut stream) = connect(socket) else { return };
         loop {
             self.changes += 1;
@@ -63,6 +66,7 @@ impl Client {
                 return;
             }
             self.settle();
+            answers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -109,6 +113,14 @@ fn listed(bdevs: &Value) -> (BTreeMap<String, u64>, BTreeMap<String, String>) {
     (blocks.collect(), uuids.collect())
 }
 
+/// Waits until the clients of a round have had enough answers.
+fn wait_for_answers(answers: &AtomicU64) {
+    let deadline = Instant::now() + START_TIMEOUT;
+    while answers.load(Ordering::Relaxed) < LEAST_ANSWERS && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
 #[test]
 fn what_was_acknowledged_survives_sigkill() {
     let kills = std::env::var(KILLS_VARIABLE).ok().and_then(|text| text.parse().ok());
@@ -131,11 +143,13 @@ fn what_was_acknowledged_survives_sigkill() {
             break;
         }
         let socket = daemon.socket.clone();
+        let answers = &AtomicU64::new(0);
         std::thread::scope(|scope| {
             for (number, client) in clients.iter_mut().enumerate() {
                 let socket = &socket;
-                scope.spawn(move || client.run(number, socket));
+                scope.spawn(move || client.run(number, socket, answers));
             }
+            wait_for_answers(answers);
             std::thread::sleep(Duration::from_millis(u64::from(round * 37 % 41)));
             if round % 3 == 0 {
                 // Killed also while it writes its configuration.

@@ -63,8 +63,6 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
     let daemon = Kept::start(state.path());
     let refused = |method: &str, params: Value| daemon.call(method, params).unwrap_err();
     let rdma = json!({ "trtype": "rdma", "max_srq_depth": 512, "no_srq": true, "zcopy": true });
-    let early = refused("nvmf_create_transport", rdma.clone());
-    assert!(early.contains("create that transport first"), "{early}");
     daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" })).unwrap();
     let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
     daemon.call("nvmf_create_subsystem", subsystem).unwrap();
@@ -100,6 +98,81 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
     refused("nvmf_subsystem_remove_listener", listener);
     let listed = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
     assert_eq!(listed, json!([]));
+}
+
+/// The cores of a target have one set of limits, whichever transport comes first.
+#[test]
+fn rdma_may_be_the_first_transport_or_the_only_one() {
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(state.path());
+    let create = "nvmf_create_transport";
+    let rdma = json!({
+        "trtype": "RDMA", "max_queue_depth": 64, "max_io_size": 131072, "num_cqe": 4096,
+        "acceptor_backlog": 100, "no_wr_batching": false, "max_qpairs_per_ctrlr": 9,
+    });
+    if let Err(error) = daemon.call(create, rdma) {
+        assert!(error.contains("install Debian's packages"), "{error}");
+        return;
+    }
+    let all = daemon.call("nvmf_get_transports", json!({})).unwrap();
+    assert_eq!((all.as_array().unwrap().len(), &all[0]["trtype"]), (1, &json!("RDMA")), "{all}");
+    assert_eq!((&all[0]["max_queue_depth"], &all[0]["max_io_size"]), (&json!(64), &json!(131072)));
+    assert_eq!(all[0]["max_io_qpairs_per_ctrlr"], 8, "{all}");
+    let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
+    daemon.call("nvmf_create_subsystem", subsystem).unwrap();
+    let listener = json!({ "nqn": NQN, "listen_address": address("0") });
+    let add = "nvmf_subsystem_add_listener";
+    let missing = daemon.call(add, listener.clone()).unwrap_err();
+    assert!(missing.contains("TCP"), "{missing}");
+
+    let tcp = |depth: u16| {
+        let queues = json!(8);
+        json!({
+            "trtype": "TCP", "max_queue_depth": depth, "max_io_size": 131072,
+            "max_io_qpairs_per_ctrlr": queues,
+        })
+    };
+    let other = daemon.call(create, tcp(128)).unwrap_err();
+    assert!(other.contains("max_queue_depth is 64 for RDMA and 128 for TCP"), "{other}");
+    let port = |daemon: &Kept| daemon.call("nvmf_get_transports", json!({})).unwrap();
+    assert_eq!(port(&daemon), all, "nothing has changed");
+    daemon.call(create, tcp(64)).unwrap();
+    daemon.call(add, listener).unwrap();
+    assert_eq!(port(&daemon).as_array().unwrap().len(), 2);
+    let again = daemon.call(create, tcp(64)).unwrap_err();
+    assert!(again.contains("already exists"), "{again}");
+    let before = port(&daemon);
+    daemon.kill();
+    let daemon = Kept::start(state.path());
+    assert_eq!(port(&daemon), before, "after a restart");
+}
+
+/// What is named for RDMA has to be what TCP has, since it would have no effect.
+#[test]
+fn rdma_has_no_other_limits_than_tcp() {
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Kept::start(state.path());
+    let create = |params: Value| daemon.call("nvmf_create_transport", params);
+    create(json!({ "trtype": "TCP", "in_capsule_data_size": 8192 })).unwrap();
+    for (name, value) in [
+        ("max_queue_depth", 64),
+        ("max_io_qpairs_per_ctrlr", 64),
+        ("in_capsule_data_size", 2048),
+        ("max_io_size", 131_072),
+        ("max_aq_depth", 64),
+    ] {
+        let mut params = json!({ "trtype": "RDMA" });
+        params[name] = value.into();
+        let error = create(params).unwrap_err();
+        assert!(error.contains(&format!("{name} is {value} for RDMA")), "{error}");
+    }
+    let range = create(json!({ "trtype": "RDMA", "max_aq_depth": 1 })).unwrap_err();
+    assert!(range.contains("max_aq_depth must be"), "{range}");
+    // A capsule of RDMA holds 4096 bytes at most.
+    let same = json!({ "trtype": "RDMA", "in_capsule_data_size": 16384, "max_queue_depth": 128 });
+    if let Err(error) = create(same) {
+        assert!(error.contains("install Debian's packages"), "{error}");
+    }
 }
 
 #[test]
@@ -459,6 +532,15 @@ fn options_come_before_the_start_and_referrals_are_listed() {
     assert_eq!(client.call("nvmf_discovery_add_referral", referral.clone()).unwrap_err().0, -32603);
     let listed = client.call("nvmf_discovery_get_referrals", Value::Null).unwrap();
     assert_eq!(listed[0]["address"]["traddr"], "192.0.2.7");
+    assert_eq!(client.call("nvmf_discovery_remove_referral", referral), ok);
+    // The same address by RDMA is another place, and nothing encrypts it.
+    let there = json!({ "trtype": "RDMA", "traddr": "192.0.2.7", "trsvcid": "8009" });
+    let referral = json!({ "address": there, "secure_channel": true });
+    assert_eq!(client.call("nvmf_discovery_add_referral", referral).unwrap_err().0, -32602);
+    let referral = json!({ "address": there });
+    assert_eq!(client.call("nvmf_discovery_add_referral", referral.clone()), ok);
+    let listed = client.call("nvmf_discovery_get_referrals", Value::Null).unwrap();
+    assert_eq!(listed[0]["address"]["trtype"], "RDMA");
     assert_eq!(client.call("nvmf_discovery_remove_referral", referral), ok);
     for (method, params) in [
         ("sock_impl_get_options", json!({ "impl_name": "none" })),

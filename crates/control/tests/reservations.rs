@@ -9,6 +9,7 @@ mod raw;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use killed::{Daemon, START_TIMEOUT};
@@ -23,6 +24,8 @@ use zerocopy::IntoBytes as _;
 
 /// Kills of a run.
 const KILLS: u64 = 25;
+/// Answers before a kill, however slow the machine is.
+const LEAST_ANSWERS: u64 = 6;
 /// Hosts that reserve.
 const HOSTS: u8 = 3;
 const NQN: &str = "nqn.2026-01.io.raceline:kept";
@@ -156,9 +159,17 @@ struct Known {
     answered: u64,
 }
 
+/// Waits until the hosts of a round have had enough answers.
+fn wait_for_answers(answers: &AtomicU64) {
+    let deadline = Instant::now() + START_TIMEOUT;
+    while answers.load(Ordering::Relaxed) < LEAST_ANSWERS && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 impl Known {
-    /// Sends commands until the daemon dies.
-    fn run(&mut self, hosts: &mut [(u8, Host)], random: &mut Random) {
+    /// Sends commands until the daemon dies, and counts their answers.
+    fn run(&mut self, hosts: &mut [(u8, Host)], random: &mut Random, answers: &AtomicU64) {
         loop {
             let place = usize::try_from(random.below(HOSTS.into())).unwrap();
             let (number, host) = &mut hosts[place];
@@ -176,6 +187,7 @@ impl Known {
             if let Some(next) = self.coming.take() {
                 self.state = next;
             }
+            answers.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -216,9 +228,11 @@ fn reservations_that_were_answered_survive_sigkill() {
         if round == KILLS {
             break;
         }
+        let answers = &AtomicU64::new(0);
         std::thread::scope(|scope| {
             let (known, hosts, random) = (&mut known, &mut hosts, &mut random);
-            scope.spawn(move || known.run(hosts, random));
+            scope.spawn(move || known.run(hosts, random, answers));
+            wait_for_answers(answers);
             std::thread::sleep(Duration::from_millis(5 + round * 37 % 41));
             drop(daemon);
         });

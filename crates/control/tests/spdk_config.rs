@@ -97,3 +97,47 @@ fn what_iscsi_tgt_saves_is_a_target_here() {
     assert_eq!(save(&daemon), ours);
     daemon.stop().unwrap();
 }
+
+/// SPDK may have saved RDMA alone, and an adapter that is not up yet keeps nothing from starting.
+#[test]
+fn a_target_of_rdma_alone_starts_before_its_adapter() {
+    if let Err(error) = raceline_target::load_rdma_libraries() {
+        return println!("not started: {error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let nqn = "nqn.2016-06.io.spdk:cnode1";
+    let address =
+        json!({ "trtype": "RDMA", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "4420" });
+    let transport = json!({
+        "trtype": "RDMA", "max_queue_depth": 128, "max_io_qpairs_per_ctrlr": 127, "in_capsule_data_size": 4096,
+        "max_io_size": 131_072, "io_unit_size": 8192, "max_aq_depth": 128, "num_shared_buffers": 4095,
+        "buf_cache_size": 32, "num_cqe": 4096, "max_srq_depth": 4096, "no_srq": false, "acceptor_backlog": 100,
+        "no_wr_batching": false, "abort_timeout_sec": 1,
+    });
+    let subsystem = json!({ "nqn": nqn, "serial_number": "SPDK1", "allow_any_host": true });
+    let listener = json!({ "nqn": nqn, "listen_address": address });
+    let calls = [
+        ("nvmf_create_transport", transport),
+        ("nvmf_create_subsystem", subsystem),
+        ("nvmf_subsystem_add_listener", listener),
+    ];
+    let calls = calls.map(|(method, params)| json!({ "method": method, "params": params }));
+    let saved = json!({ "subsystems": [{ "subsystem": "nvmf", "config": calls }] });
+    let daemon = start(dir.path(), &saved);
+    let listens = |daemon: &Daemon| {
+        call(daemon, "nvmf_subsystem_get_listeners", &json!({ "nqn": nqn }))[0]["address"].take()
+    };
+    assert_eq!(listens(&daemon), address);
+    // TCP may come later, with the same limits.
+    let tcp = json!({ "trtype": "TCP", "max_io_size": 131_072 });
+    assert_eq!(call(&daemon, "nvmf_create_transport", &tcp), true);
+    let over_tcp =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let over_tcp = json!({ "nqn": nqn, "listen_address": over_tcp });
+    assert_eq!(call(&daemon, "nvmf_subsystem_add_listener", &over_tcp), true);
+    let ours = save(&daemon);
+    daemon.stop().unwrap();
+    let daemon = start(dir.path(), &ours);
+    assert_eq!((listens(&daemon), save(&daemon)), (address, ours));
+    daemon.stop().unwrap();
+}

@@ -9,6 +9,7 @@ use raceline_proto::host::{BackoffConfig, ControllerInfo, NamespaceInfo};
 use raceline_proto::nvme::{ControllerId, HostId, Nqn, QueueId};
 use raceline_proto::tcp::ADMIN_IN_CAPSULE_BYTES;
 use raceline_reactor::StreamProvider;
+use raceline_reactor::socket::Interface;
 
 use crate::credentials::CredentialStore;
 use crate::gather::I10Config;
@@ -123,6 +124,11 @@ pub struct HostConfig {
     /// Priority of what is sent, for queueing disciplines (SO_PRIORITY), from the first packet on; `None`:
     /// the kernel's. Above 6 it needs CAP_NET_ADMIN.
     pub priority: Option<u32>,
+    /// Type of service, or with IPv6 the traffic class, of what is sent over TCP (IP_TOS); 0: the kernel's.
+    pub tos: u8,
+    /// The interface by which all packets of TCP leave and come (SO_BINDTODEVICE); `None`: the kernel chooses. A path with
+    /// another `source` than `address` has does not use it.
+    pub interface: Option<Interface>,
     /// Which connections are good for the I/O queues of a core.
     pub placement: HostPlacement,
     /// Gather commands of I/O queues before they are sent; `None`: what is ready leaves at once.
@@ -147,7 +153,7 @@ impl HostConfig {
         Self {
             address,
             transport: Transport::Tcp,
-            rdma_devices: Arc::new(SystemDevices),
+            rdma_devices: SystemDevices::shared(),
             source: None,
             streams: None,
             more_paths: Vec::new(),
@@ -177,6 +183,8 @@ impl HostConfig {
             tcp_connect_timeout: None,
             busy_poll: None,
             priority: None,
+            tos: 0,
+            interface: None,
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: MAX_SEND_PDUS,
@@ -215,6 +223,7 @@ impl HostConfig {
             address: path.address,
             source: path.source,
             transport: path.transport,
+            interface: self.interface.filter(|_| path.source == self.source),
             more_paths: Vec::new(),
             multipath: multipath.clone(),
             ..self.clone()
@@ -261,6 +270,8 @@ impl HostConfig {
             tcp_connect_timeout: self.tcp_connect_timeout.unwrap_or(self.connect_timeout),
             busy_poll: self.busy_poll,
             priority: self.priority,
+            tos: self.tos,
+            interface: self.interface,
             placement: HostPlacement::Any,
             i10: None,
             send_pdus: self.send_pdus,
@@ -381,6 +392,10 @@ pub struct QueuePairConfig {
     pub busy_poll: Option<Duration>,
     /// SO_PRIORITY.
     pub priority: Option<u32>,
+    /// IP_TOS.
+    pub tos: u8,
+    /// SO_BINDTODEVICE.
+    pub interface: Option<Interface>,
     /// Which connections are good for the core.
     pub placement: HostPlacement,
     /// Gather commands before they are sent.
@@ -414,6 +429,8 @@ mod tests {
             command_timeout: Some(one),
             admin_timeout: Some(two),
             tcp_connect_timeout: Some(three),
+            tos: 8,
+            interface: Interface::named("eth0"),
             ..config
         };
         let admin = config.admin_queue();
@@ -425,6 +442,8 @@ mod tests {
         assert!(several[0].admin_queue().rdma.is_none() && several[1].admin_queue().rdma.is_some());
         let sources: Vec<_> = several.iter().map(|path| (path.address, path.source)).collect();
         assert_eq!(sources, [(address, config.source), (more.address, None)]);
+        let links: Vec<_> = several.iter().map(|path| (path.tos, path.interface)).collect();
+        assert_eq!(links, [(8, config.interface), (8, None)]);
         assert!(several.iter().all(|path| path.multipath == Some(MultipathConfig::default())));
         assert_eq!(config.paths()[0].multipath, None);
         let limited = config.within(one).admin_queue();

@@ -132,6 +132,8 @@ pub struct Controller {
     up_at: Option<Instant>,
     /// An I/O queue of this association could not be connected.
     useless: bool,
+    /// Attempts to connect that have failed since [`Self::take_failed_connects`].
+    failed_connects: u64,
     alarm: Option<Instant>,
     done: VecDeque<CommandDone>,
     events: VecDeque<ControllerEvent>,
@@ -163,6 +165,7 @@ impl Controller {
             backoff: None,
             up_at: None,
             useless: false,
+            failed_connects: 0,
             alarm: None,
             done: VecDeque::with_capacity(32),
             events: VecDeque::with_capacity(8),
@@ -190,6 +193,11 @@ impl Controller {
     #[must_use]
     pub fn association(&self) -> Option<&Association> {
         self.association.as_ref()
+    }
+
+    /// How many attempts to connect have failed since this was asked last.
+    pub(crate) fn take_failed_connects(&mut self) -> u64 {
+        std::mem::take(&mut self.failed_connects)
     }
 
     /// How it was configured.
@@ -362,6 +370,7 @@ impl Controller {
             self.admin.close(cx);
             return;
         }
+        self.failed_connects += u64::from(matches!(self.state, State::Connecting));
         if matches!(self.state, State::Up) && self.was_of_use(cx.now) {
             self.backoff = None;
         }

@@ -21,6 +21,8 @@ raceline_reactor::counters! {
         digest_errors,
         /// Commands sent again because a data digest, here or at the controller, did not match.
         retries,
+        /// Commands sent again on another connection, because theirs was lost or their path refused them.
+        resubmitted,
         /// Receives that were posted into the buffer of a payload.
         landed_in_place,
         /// Receives that were posted for the core's staging memory while large payloads were awaited.
@@ -32,6 +34,27 @@ raceline_reactor::counters! {
         commands_before_data,
         /// Authentications that succeeded.
         authentications,
+    }
+    sums {}
+}
+
+raceline_reactor::counters! {
+    /// What has become of the connections with a controller. Written by the thread of its admin queue only.
+    pub struct LinkCounters;
+    /// The values of [`LinkCounters`] at one time.
+    pub struct LinkTotals;
+    counts {
+        /// Associations of paths that were up, and were lost. A reset is a loss.
+        losses,
+        /// Paths that came up again after a loss.
+        reconnects,
+        /// Attempts to connect a path that failed, first attempts included.
+        failed_connects,
+        /// Losses of a path while another one was up, so that commands went on by that one.
+        failovers,
+        /// Readings of the log that says by which path a namespace is to be reached (ANA), after the first one of an
+        /// association.
+        ana_changes,
     }
     sums {}
 }

@@ -221,6 +221,7 @@ mod tests {
             association: association.cloned(),
             failed: None,
             counters: Arc::default(),
+            was_up: association.is_some(),
         }
     }
 

@@ -58,7 +58,7 @@ pub use caller::{CallerHost, CallerOptions, CallerQueues};
 pub use command::{Command, CommandDone, CommandSummary, Data, Hints, Rejected};
 pub use config::{Association, Concatenator, HostConfig, QueuePairConfig};
 pub use controller::{Controller, ControllerEvent};
-pub use counters::{QueueCounters, QueueTotals};
+pub use counters::{LinkTotals, QueueCounters, QueueTotals};
 pub use credentials::{CredentialStore, Credentials};
 pub use error::{CommandError, HostError, RejectedReason};
 pub use gather::I10Config;
@@ -74,8 +74,8 @@ pub use raceline_auth::{Algorithms, DhGroup, DhchapSecret, Hash, KeyError};
 pub use raceline_proto::host::{BackoffConfig, BlockRange, ControllerInfo, NamespaceInfo};
 pub use raceline_reactor::Arrival;
 pub use remote::{
-    InjectedKind, Injection, MAX_INJECTED_DELAY, RemoteController, RemoteNamespace, RemotePath,
-    RemoteState,
+    InjectedKind, Injection, MAX_INJECTED_DELAY, RemoteController, RemoteCounts, RemoteNamespace,
+    RemotePath, RemoteState,
 };
 pub use shared::{Pending, Poller, SharedError, SharedOptions, SharedQueues, SharedTotals};
 pub use transport::{RdmaDevices, SystemDevices, Transport};

@@ -9,6 +9,7 @@ mod bell;
 mod connect;
 mod digest;
 mod entry;
+mod hub;
 mod memory;
 mod plan;
 mod prove;
@@ -432,7 +433,9 @@ impl QueuePair {
         match completion.outcome {
             // A connection that is not wanted any more is closed by being dropped.
             Outcome::Connected(result) if current => self.handle_connected(cx, result),
-            Outcome::Received(result, buffers) => self.handle_received(cx, result, buffers),
+            Outcome::Received(result, buffers) if current || self.link.is_some() => {
+                self.handle_received(cx, result, buffers);
+            }
             Outcome::Sent(result, batch) => self.handle_sent(cx, result, batch),
             // The generation names the command.
             Outcome::Accelerated(finished) => {
@@ -521,6 +524,9 @@ impl QueuePair {
 
     fn handle_timer(&mut self, cx: &mut Context<'_>) {
         self.gathering.handle_timer(cx.now);
+        if self.rdma.is_some() {
+            self.handle_call(cx);
+        }
         if self.alarm.is_none_or(|alarm| cx.now < alarm) {
             return; // an earlier, longer one
         }

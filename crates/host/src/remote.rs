@@ -19,7 +19,9 @@ use raceline_reactor::Context;
 use crate::admin_link::AdminLink;
 use crate::command::CommandSummary;
 use crate::config::HostConfig;
+use crate::counters::{LinkTotals, QueueCounters, QueueTotals};
 use crate::error::{CommandError, CommandFailure, HostError};
+use crate::maps::{QueueKind, QueueMaps};
 use crate::split::{Limits, max_transfer_bytes};
 use channel::RemoteChannel;
 use inject::Injections;
@@ -48,7 +50,7 @@ pub enum RemoteState {
 }
 
 /// A remote namespace. Each channel has an I/O queue, with its own connection, on the core that
-/// opened it.
+/// opened it; or more, each for some commands ([`RemoteController::connect_exactly`]).
 ///
 /// While the controller is lost, requests wait; writes whose fate is unknown end with
 /// [`raceline_bdev::BdevError::Unknown`].
@@ -64,8 +66,37 @@ pub struct RemoteNamespace {
 struct Remote {
     config: HostConfig,
     admin: AdminLink,
-    free_qids: Mutex<Vec<u16>>,
+    maps: QueueMaps,
+    free_slots: Mutex<Vec<Slot>>,
     injections: Injections,
+    counted: Mutex<Counted>,
+}
+
+/// What the channels of a controller have done.
+#[derive(Debug, Default)]
+struct Counted {
+    live: Vec<Arc<QueueCounters>>,
+    closed: QueueTotals,
+}
+
+/// What a remote controller has been used for, and what has become of its connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteCounts {
+    /// Its connections.
+    pub link: LinkTotals,
+    /// All channels, closed ones included.
+    pub queues: QueueTotals,
+}
+
+/// The queues of one channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    /// For what has no queue of its own.
+    default: u16,
+    /// For reads.
+    read: Option<u16>,
+    /// For reads and writes, for which the core polls.
+    poll: Option<u16>,
 }
 
 /// The namespace that requests are for, and what its controller takes.
@@ -86,17 +117,42 @@ impl RemoteController {
         if config.io_queues <= 1 {
             config.io_queues = DEFAULT_CHANNELS;
         }
+        Self::connect_exactly(config)
+    }
+
+    /// The same with room for as many channels as `io_queues` in `config` says.
+    ///
+    /// With `write_queues`, that many channels have two queues: one for reads, and one for all other commands. Channels
+    /// that are opened later have one queue for everything.
+    ///
+    /// With `poll_queues`, that many channels have one more queue, which all their reads and writes take, because no
+    /// request of a device says whether its sender polls. While some of these are under way, the channel's core does not
+    /// sleep.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_exactly(mut config: HostConfig) -> Result<Self, HostError> {
+        config.write_queues = config.write_queues.min(config.io_queues);
+        config.poll_queues = config.poll_queues.min(config.io_queues);
         let admin = AdminLink::connect(config.clone())?;
-        let granted = admin.association().io_queues;
-        let free_qids = Mutex::new((1..=granted).rev().collect());
+        let maps = config.queue_request().grant(admin.association().io_queues);
+        let free_slots = Mutex::new(slots(&maps));
         Ok(Self {
             remote: Arc::new(Remote {
                 config,
                 admin,
-                free_qids,
+                maps,
+                free_slots,
                 injections: Injections::default(),
+                counted: Mutex::default(),
             }),
         })
+    }
+
+    /// The I/O queues that the controller has granted, by what they are for.
+    #[must_use]
+    pub fn queue_maps(&self) -> QueueMaps {
+        self.remote.maps
     }
 
     /// One of its namespaces as a device.
@@ -150,6 +206,16 @@ impl RemoteController {
             (None, Some(_)) => RemoteState::Up,
             (None, None) => RemoteState::Reconnecting,
         }
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counts(&self) -> RemoteCounts {
+        let link = self.remote.admin.state().totals();
+        let counted = self.remote.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queues = counted.closed;
+        counted.live.iter().for_each(|counters| queues.add(&counters.totals()));
+        RemoteCounts { link, queues }
     }
 
     /// Waits until its state or its namespaces are newer than `version` (0 at first), or the time is
@@ -216,6 +282,21 @@ impl RemoteNamespace {
         controller.namespace(nsid).inspect_err(|_| controller.disconnect())
     }
 
+    /// As [`RemoteController::connect_exactly`], for one of its namespaces.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_exactly(config: HostConfig, nsid: NamespaceId) -> Result<Self, HostError> {
+        let controller = RemoteController::connect_exactly(config)?;
+        controller.namespace(nsid).inspect_err(|_| controller.disconnect())
+    }
+
+    /// As [`RemoteController::queue_maps`].
+    #[must_use]
+    pub fn queue_maps(&self) -> QueueMaps {
+        self.remote.maps
+    }
+
     /// Where the controller is.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -260,17 +341,96 @@ impl Bdev for RemoteNamespace {
     }
 
     fn open_channel(&self, cx: &mut Context<'_>, owner: u16) -> io::Result<Box<dyn Channel>> {
-        let qid = self.remote.free_qids.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(qid) = qid else {
-            return Err(io::Error::other("all I/O queues of the remote controller are in use"));
+        let slot = self.remote.free_slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(slot) = slot else {
+            let text = format!(
+                "all {} I/O queues of the remote controller are in use: each core has one for each namespace that it \
+                 uses. Ask for more (num_io_queues, --nr-io-queues), as far as the controller grants them",
+                self.remote.maps.total()
+            );
+            return Err(io::Error::other(text));
         };
         let namespace = (Arc::clone(&self.remote), self.scope);
-        Ok(Box::new(RemoteChannel::open(cx, namespace, qid, owner)))
+        Ok(Box::new(RemoteChannel::open(cx, namespace, slot, owner)))
     }
 }
 
 impl Remote {
-    fn give_back(&self, qid: u16) {
-        self.free_qids.lock().unwrap_or_else(PoisonError::into_inner).push(qid);
+    /// A channel begins.
+    fn count(&self, counters: &Arc<QueueCounters>) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.live.push(Arc::clone(counters));
+    }
+
+    /// A channel is being closed.
+    fn count_closed(&self, counters: &Arc<QueueCounters>) {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = counted.live.iter().position(|live| Arc::ptr_eq(live, counters)) {
+            counted.live.swap_remove(at);
+            counted.closed.add(&counters.totals());
+        }
+    }
+
+    fn give_back(&self, slot: Slot) {
+        self.free_slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+}
+
+/// The queues of all channels, those of the first channel last. Where reads have queues of their own, each channel has one
+/// of these; default queues go to the first channels, and the others use theirs for everything. Queues for polling go to the
+/// first channels, too.
+fn slots(maps: &QueueMaps) -> Vec<Slot> {
+    let defaults = maps.qids(QueueKind::Default);
+    let mut slots: Vec<Slot> = match maps.count(QueueKind::Read) {
+        0 => defaults.map(|default| Slot { default, read: None, poll: None }).collect(),
+        _ => {
+            let own = defaults.map(Some).chain(std::iter::repeat(None));
+            let pair = |(read, default): (u16, Option<u16>)| match default {
+                Some(default) => Slot { default, read: Some(read), poll: None },
+                None => Slot { default: read, read: None, poll: None },
+            };
+            maps.qids(QueueKind::Read).zip(own).map(pair).collect()
+        }
+    };
+    slots.iter_mut().zip(maps.qids(QueueKind::Poll)).for_each(|(slot, qid)| slot.poll = Some(qid));
+    slots.reverse();
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::maps::QueueRequest;
+
+    /// The queues of each channel, in the order in which channels are opened.
+    fn opened(io: u16, write: u16, granted: u16) -> Vec<(u16, Option<u16>)> {
+        let mut slots = slots(&QueueRequest { io, write, poll: 0 }.grant(granted));
+        slots.reverse();
+        slots.into_iter().map(|slot| (slot.default, slot.read)).collect()
+    }
+
+    #[test]
+    fn channels_have_a_queue_for_reads_and_one_for_the_rest_as_far_as_there_are_some() {
+        assert_eq!(opened(3, 0, 3), [(1, None), (2, None), (3, None)]);
+        assert_eq!(opened(3, 0, 2), [(1, None), (2, None)]);
+        assert_eq!(opened(2, 2, 4), [(1, Some(3)), (2, Some(4))]);
+        assert_eq!(opened(3, 1, 4), [(1, Some(2)), (3, None), (4, None)]);
+        // The controller grants fewer: reads keep theirs.
+        assert_eq!(opened(2, 2, 3), [(1, Some(2)), (3, None)]);
+        assert_eq!(opened(2, 2, 2), [(1, None), (2, None)]);
+        assert_eq!(opened(2, 2, 1), [(1, None)]);
+    }
+
+    #[test]
+    fn the_first_channels_have_the_queues_for_polling() {
+        let polled = |io, write, poll, granted| {
+            let mut slots = slots(&QueueRequest { io, write, poll }.grant(granted));
+            slots.reverse();
+            slots.into_iter().map(|slot| slot.poll).collect::<Vec<_>>()
+        };
+        assert_eq!(polled(2, 0, 1, 3), [Some(3), None]);
+        assert_eq!(polled(2, 2, 2, 6), [Some(5), Some(6)]);
+        assert_eq!(polled(2, 2, 2, 5), [Some(5), None]);
+        assert_eq!(polled(2, 2, 2, 4), [None, None]);
     }
 }

@@ -5,6 +5,10 @@
 mod common;
 #[path = "common/rdma.rs"]
 mod rdma;
+#[path = "common/rdma_hostile.rs"]
+mod rdma_hostile;
+#[path = "common/rdma_removal.rs"]
+mod rdma_removal;
 #[path = "common/rdma_target.rs"]
 mod rdma_target;
 #[path = "common/served.rs"]

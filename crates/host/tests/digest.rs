@@ -18,8 +18,10 @@ use raceline_host::{CommandError, Data, HostConfig};
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::{Accelerator, Context};
 
-/// When an engine is given up.
+/// When an engine that hangs is given up.
 const ENGINE_LIMIT: Duration = Duration::from_millis(300);
+/// When any other is: a busy machine may take its time for what it computes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A host core whose digests an emulated device computes.
 fn offloaded(device: EmulatedConfig, digest_retries: u8) -> (Core, EmulatedEngine, Framework) {
@@ -27,10 +29,11 @@ fn offloaded(device: EmulatedConfig, digest_retries: u8) -> (Core, EmulatedEngin
     let mut target = Target::new(io, "127.0.0.1:0".parse().unwrap());
     // As our target does it; an engine checks data that come whole.
     target.script.whole_reads = true;
+    let timeout = if device.hang_every.is_some() { ENGINE_LIMIT } else { PATIENCE };
     let engine = EmulatedEngine::start(device, 1).unwrap();
     let framework = Framework::new(vec![Arc::new(engine.clone())]).unwrap();
     framework.assign(OpCode::Crc32c, "dsa_emulated").unwrap();
-    let channel = ChannelConfig { timeout: ENGINE_LIMIT, ..ChannelConfig::default() };
+    let channel = ChannelConfig { timeout, ..ChannelConfig::default() };
     let accelerator = Accelerator::new(framework.open_channel(&channel).unwrap());
     let config =
         HostConfig { address: target.address, data_digest: true, digest_retries, ..config() };

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
 use raceline_host::{HostConfig, HostError};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::socket::Interface;
 use raceline_reactor::{Backend, Mode, Socket};
 use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
@@ -59,8 +61,16 @@ fn priorities(listener: SocketAddr) -> [BTreeMap<u32, usize>; 2] {
     found
 }
 
+/// The tests that look at the descriptors of this process take turns: each copies them, and would find the copies of another.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn my_turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn both_ends_have_the_priority_that_was_asked_for() {
+    let _turn = my_turn();
     for backend in [Backend::Auto, Backend::Epoll] {
         for (targets, hosts) in [(5, Some(4)), (0, None)] {
             let (target, address, nqn) = start(backend, targets);
@@ -80,6 +90,38 @@ fn both_ends_have_the_priority_that_was_asked_for() {
             host.disconnect();
             target.shutdown().unwrap();
         }
+    }
+}
+
+#[test]
+fn connections_have_the_type_of_service_and_the_interface_that_were_asked_for() {
+    let _turn = my_turn();
+    for backend in [Backend::Auto, Backend::Epoll] {
+        let (target, address, nqn) = start(backend, 0);
+        let interface = Interface::named("lo");
+        let config = HostConfig { tos: 0x28, interface, ..host_config(address, &nqn, None) };
+        let host = Host::connect(config).unwrap();
+        host.write(NSID, 1, &[7; 512], false).unwrap();
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let number = entry.unwrap().file_name().into_string().unwrap().parse().unwrap();
+            let Ok(fd) = pidfd_getfd(&own, number, PidfdGetfdFlags::empty()) else { continue };
+            let socket = socket2::SockRef::from(&fd);
+            let peer = socket.peer_addr().ok().and_then(|peer| peer.as_socket());
+            if peer == Some(address) {
+                found.push((socket.tos_v4().unwrap(), socket.device().unwrap()));
+            }
+        }
+        // The admin queue and one I/O queue.
+        assert_eq!(found, vec![(0x28, Some(b"lo".to_vec())); 2], "{backend:?}");
+        host.disconnect();
+        let interface = Interface::named("no-such0");
+        let config = HostConfig { interface, ..host_config(address, &nqn, None) };
+        let error = Host::connect(config).unwrap_err();
+        let text = "cannot use the interface no-such0: there is none";
+        assert!(error.to_string().contains(text), "{error}");
+        target.shutdown().unwrap();
     }
 }
 

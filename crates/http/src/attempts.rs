@@ -19,7 +19,7 @@ const MAX_ADDRESSES: usize = 1024;
 pub(crate) struct Attempts(HashMap<IpAddr, Instant>);
 
 /// What counts as one address: whoever has one of IPv6 has 2^64 of them.
-fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => {

@@ -28,6 +28,8 @@ pub use token::{MIN_TOKEN_BYTES, Token, TokenError};
 
 /// Connections at a time. A further one has the place of one that is idle, or is told that there are too many and closed.
 pub const MAX_CONNECTIONS: usize = 64;
+/// The most of them from one address: an IPv4 address, or the first 64 bits of an IPv6 address.
+pub const MAX_CONNECTIONS_OF_ADDRESS: usize = MAX_CONNECTIONS / 2;
 
 /// How long the server waits for a client.
 pub const PATIENCE: Duration = Duration::from_secs(20);

@@ -4,10 +4,15 @@
 //! locked for as long as it takes to copy names and counts; the text is written afterwards. The number of things of
 //! each kind that are listed is bounded, and the rest is counted.
 
+mod attached;
 mod bdevs;
 mod cores;
+mod disks;
 mod errors;
 mod hosts;
+mod iscsi;
+mod latencies;
+mod listeners;
 mod process;
 mod protobuf;
 mod subsystems;
@@ -26,6 +31,9 @@ use text::{Form, Labels, Names, Text, Value};
 /// How many things of each kind are listed: devices, namespaces, subsystems, and so on.
 const MAX_LISTED: usize = 4096;
 
+/// How many things of a kind have histograms, which are thirty lines each: pairs of host and subsystem are many.
+const MAX_HISTOGRAMS: usize = 1024;
+
 /// Counts what a list leaves out.
 #[derive(Default)]
 struct LeftOut(Vec<(&'static str, usize)>);
@@ -33,9 +41,14 @@ struct LeftOut(Vec<(&'static str, usize)>);
 impl LeftOut {
     /// The first of many things.
     fn bound<T>(&mut self, kind: &'static str, mut all: Vec<T>) -> Vec<T> {
-        self.0.push((kind, all.len().saturating_sub(MAX_LISTED)));
+        self.note(kind, all.len(), MAX_LISTED);
         all.truncate(MAX_LISTED);
         all
+    }
+
+    /// Of so many, that at most `max` are listed.
+    fn note(&mut self, kind: &'static str, count: usize, max: usize) {
+        self.0.push((kind, count.saturating_sub(max)));
     }
 }
 
@@ -53,19 +66,23 @@ pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names
     let mut left_out = LeftOut::default();
     process::write(&mut text, manager, counts);
     // What is in the model is copied first.
-    let (bdevs, subsystems, others, running) = {
+    let (bdevs, disks, subsystems, attached, running) = {
         let model = manager.model();
         let bdevs = bdevs::read(&model, &mut left_out);
+        let disks = disks::read(&model, &mut left_out);
         let subsystems = subsystems::read(&model, &mut left_out);
-        let others = hosts::Attached::read(&model, &mut left_out);
+        let attached = attached::read(&model, &mut left_out);
         let running: Vec<Running> = model.nvmf.targets.iter().filter_map(running).collect();
-        (bdevs, subsystems, others, running)
+        (bdevs, disks, subsystems, attached, running)
     };
     cores::write(&mut text, manager, &running);
     errors::write(&mut text, &running);
     bdevs::write(&mut text, &bdevs);
+    disks::write(&mut text, &disks);
     subsystems::write(&mut text, &subsystems, &running, &mut left_out);
-    hosts::write(&mut text, &running, &others, &mut left_out);
+    hosts::write(&mut text, &running, &mut left_out);
+    iscsi::write(&mut text, &running, &mut left_out);
+    attached::write(&mut text, &attached);
     let label = |kind: &str| Labels::new(&[("kind", kind)]);
     let samples = left_out.0.iter().map(|(kind, count)| (label(kind), Value::from(*count)));
     text.gauge(

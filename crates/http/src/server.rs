@@ -119,8 +119,8 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
         }
     };
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors: they become free as connections end.
                 tracing::warn!("cannot accept an HTTP connection: {error}");
@@ -130,7 +130,7 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
         };
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
-            match shared.counts.places.take() {
+            match shared.counts.places.take(peer.ip()) {
                 Some(taken) => {
                     let served = connection::serve(stream, &shared, &taken.place, parts, address);
                     if taken.place.hold(served).await.is_none() {

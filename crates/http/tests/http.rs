@@ -4,11 +4,17 @@
 
 #[path = "http/calls.rs"]
 mod calls;
+#[path = "http/counts.rs"]
+mod counts;
+#[path = "http/exhaustion.rs"]
+mod exhaustion;
 #[path = "http/hostile.rs"]
 mod hostile;
 #[path = "http/metrics.rs"]
 mod metrics;
 #[path = "http/prometheus.rs"]
 mod prometheus;
+#[path = "http/scale.rs"]
+mod scale;
 #[path = "http/support.rs"]
 mod support;

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_bdev::{BdevInfo, DiskTotals, SharedBdev};
 use raceline_netlink::Connection;
 
 use crate::{Export, Server, ServerConfig, ServerError};
@@ -92,6 +92,8 @@ pub struct Disk {
     mark: String,
     device: SharedBdev,
     bytes: u64,
+    /// A size that the kernel has refused.
+    refused: Option<u64>,
     server: Server,
 }
 
@@ -124,6 +126,7 @@ impl Disk {
                 mark: config.mark.clone(),
                 device: config.device.clone(),
                 bytes: facts.bytes,
+                refused: None,
                 server,
             }),
             Err(error) => {
@@ -139,20 +142,38 @@ impl Disk {
         self.index
     }
 
+    /// What it has done for the kernel since this process has it.
+    #[must_use]
+    pub fn totals(&self) -> DiskTotals {
+        self.server.totals()
+    }
+
     /// Looks how large the device is, and tells the kernel of a change; gives a new size.
     ///
     /// # Errors
-    /// When the kernel does not take it. It is told once.
+    /// When the kernel does not take it. It is told once for each size, and asked again at each look.
     pub fn follow_size(&mut self) -> Result<Option<u64>, DiskError> {
         let info = self.device.info();
         let now = bytes(&info);
         if now == self.bytes {
+            self.refused = None;
             return Ok(None);
         }
-        self.bytes = now;
-        let told = resize(&mut open()?, self.index, &self.mark, (now, info.block_size));
-        told.map_err(|source| failed("resize", self.index, source))?;
-        Ok(Some(now))
+        let told = open().and_then(|mut kernel| {
+            resize(&mut kernel, self.index, &self.mark, (now, info.block_size))
+                .map_err(|source| failed("resize", self.index, source))
+        });
+        match told {
+            Ok(()) => {
+                (self.bytes, self.refused) = (now, None);
+                Ok(Some(now))
+            }
+            Err(_) if self.refused == Some(now) => Ok(None),
+            Err(error) => {
+                self.refused = Some(now);
+                Err(error)
+            }
+        }
     }
 
     /// Whether a mount, swap, RAID or device mapper has it: whoever ends the disk asks before.
@@ -160,6 +181,12 @@ impl Disk {
     pub fn is_held(&self) -> bool {
         let opened = OpenOptions::new().read(true).custom_flags(EXCLUSIVE).open(path(self.index));
         opened.is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+    }
+
+    /// Ends the server, after what has come: the kernel keeps the disk for the process that follows, for as long as it keeps
+    /// one whose process was killed.
+    pub fn leave(self) {
+        self.server.stop();
     }
 
     /// Has the kernel end the disk, then ends the server. What is in flight fails.

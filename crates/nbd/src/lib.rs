@@ -14,6 +14,6 @@ mod server;
 
 pub use kernel::{Disk, DiskConfig, DiskError, index_of, path};
 pub use server::{
-    DEFAULT_MAX_CONNECTIONS, DEFAULT_PORT, Endpoint, Export, Listening, Server, ServerConfig,
-    ServerError, ServerTls,
+    DEFAULT_HOLD_TIME, DEFAULT_MAX_CONNECTIONS, DEFAULT_PORT, Endpoint, Export, Listening, Server,
+    ServerConfig, ServerError, ServerTls,
 };

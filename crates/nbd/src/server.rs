@@ -6,14 +6,16 @@ mod core;
 mod execute;
 mod listen;
 mod order;
+mod pace;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
-use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::private_socket::SocketError;
 use raceline_reactor::{
     Backend, Context, Cores, Mode, PoolConfig, ReactorConfig, Socket, StreamProvider,
@@ -30,6 +32,9 @@ pub const DEFAULT_PORT: u16 = wire::PORT;
 
 /// Connections of a server at a time, unless told otherwise.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 64;
+
+/// How long a client that is slow may hold others up, unless told otherwise.
+pub const DEFAULT_HOLD_TIME: Duration = Duration::from_secs(30);
 
 /// The peer of a connection within this process, for messages.
 const WITHIN: &str = "this process";
@@ -108,6 +113,9 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// TLS; none unless it is given.
     pub tls: Option<ServerTls>,
+    /// How long a client that takes its replies or sends its data too slowly may hold the first changes of later connections
+    /// up; one that is less slow may do so for four times as long.
+    pub hold_time: Duration,
 }
 
 impl ServerConfig {
@@ -122,6 +130,7 @@ impl ServerConfig {
             backend: Backend::Auto,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             tls: None,
+            hold_time: DEFAULT_HOLD_TIME,
         }
     }
 }
@@ -156,6 +165,7 @@ pub struct Server {
     cores: Cores<Message>,
     acceptors: Vec<Acceptor>,
     places: Places,
+    stats: DiskStats,
 }
 
 impl Server {
@@ -166,7 +176,8 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         check(config)?;
         let places = Places::new(Arc::new(AtomicUsize::new(0)), config.max_connections);
-        let mut server = Self { cores: Cores::default(), acceptors: Vec::new(), places };
+        let (cores, acceptors, stats) = (Cores::default(), Vec::new(), DiskStats::default());
+        let mut server = Self { cores, acceptors, places, stats };
         match server.begin(config) {
             Ok(()) => Ok(server),
             Err(error) => {
@@ -187,7 +198,9 @@ impl Server {
         let cores = config.cores.iter().copied();
         let started = self.cores.start(&reactor, cores, |_| {
             let (exports, tls) = (config.exports.clone(), config.tls.clone());
-            move |cx: &mut Context<'_>| Core::new(cx, exports, tls)
+            let counters = self.stats.core();
+            let options = (tls, config.hold_time);
+            move |cx: &mut Context<'_>| Core::new(cx, exports, options, counters)
         });
         started.map_err(ServerError::Core)?;
         let mut own = 0..;
@@ -223,6 +236,12 @@ impl Server {
     #[must_use]
     pub fn listening(&self) -> Vec<Listening> {
         self.acceptors.iter().map(|acceptor| acceptor.listening().clone()).collect()
+    }
+
+    /// What it has done for its clients, over all exports.
+    #[must_use]
+    pub fn totals(&self) -> DiskTotals {
+        self.stats.totals()
     }
 
     /// False once a core has ended by itself.

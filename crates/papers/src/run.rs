@@ -13,7 +13,7 @@ mod settings;
 mod store;
 mod values;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use raceline_proto::nvme::Nqn;
 use crate::bed::Bed;
 use crate::experiment::{Column, Experiment, Series};
 use crate::record::{Effort, Missing, Point, Record, Run, StandIn};
+use crate::subject::RdmaSource;
 
 pub use settings::{
     AccelSettings, AffinitySettings, ConvergedSettings, CoreMode, Digest, LoadSettings, Maps, Mix,
@@ -189,8 +190,8 @@ pub struct Options<'a> {
     pub target: Option<(SocketAddr, Nqn)>,
     /// A namespace that the kernel's target exports.
     pub nvmet: Option<(SocketAddr, Nqn)>,
-    /// The address of this machine's interface that has an RDMA device.
-    pub rdma: Option<IpAddr>,
+    /// What carries NVMe/RDMA.
+    pub rdma: RdmaSource,
     /// The program that runs as an agent, with `bench agent --stdio`.
     pub agent: Option<PathBuf>,
     /// The engine that computes digests.

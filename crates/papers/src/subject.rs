@@ -1,15 +1,20 @@
 //! Who is measured: targets that a host reaches over a test bed.
 
+#[cfg(test)]
+pub(crate) mod fabric;
 pub mod missing;
 mod raceline;
+mod rdma;
 mod spdk;
 mod tgt;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 use raceline_bench::accel::Device;
+use raceline_host::RdmaDevices;
 use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::Mode;
@@ -20,6 +25,7 @@ use crate::run::LoadSettings;
 
 pub use raceline::Raceline;
 pub(crate) use raceline::TemporaryFile;
+pub use rdma::{Rdma, RdmaSource};
 pub use spdk::Spdk;
 pub use tgt::Tgt;
 
@@ -40,6 +46,11 @@ pub trait Subject: Send {
     /// It is not measured from now on: it takes as little time as it can.
     fn sleep(&self);
 
+    /// The devices by which a host reaches it over RDMA; `None`: it is reached over TCP.
+    fn rdma_devices(&self) -> Option<Arc<dyn RdmaDevices>> {
+        None
+    }
+
     /// What it has counted so far.
     fn counts(&self) -> Counts;
 
@@ -59,7 +70,7 @@ pub trait Subject: Send {
 /// What hosts find at a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Export {
-    /// A subsystem of NVMe/TCP, of which namespace 1 is measured.
+    /// A subsystem of NVMe, of which namespace 1 is measured.
     Subsystem(Nqn),
     /// Target nodes of iSCSI, of each of which one logical unit is measured.
     Nodes {
@@ -93,6 +104,8 @@ pub struct Needs<'a> {
     pub device: &'a SharedBdev,
     /// The engine for digests.
     pub engine: Option<&'a Device>,
+    /// What carries NVMe/RDMA.
+    pub rdma: &'a RdmaSource,
 }
 
 /// A target that runs already.

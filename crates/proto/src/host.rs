@@ -20,7 +20,7 @@ pub use ana::{AnaError, AnaGroup, AnaLog, AnaReader};
 pub use backoff::{Backoff, BackoffConfig};
 pub use bring_up::{BringUp, BringUpConfig, BringUpError, BroughtUp};
 pub use command::BlockRange;
-pub use discovery::{DiscoveryError, DiscoveryLog, DiscoveryReader, DiscoveryRecord};
+pub use discovery::{DiscoveryError, DiscoveryLog, DiscoveryReader, DiscoveryRecord, RdmaSubtype};
 pub use info::{ControllerInfo, InfoError, NamespaceInfo};
 pub use keep_alive::{KeepAlive, KeepAliveAction};
 pub use scan::{NamespaceScan, ScanError};

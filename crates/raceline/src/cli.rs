@@ -13,6 +13,7 @@ pub(crate) mod http;
 pub(crate) mod initiator;
 pub(crate) mod iscsi;
 pub(crate) mod key;
+pub(crate) mod letters;
 pub(crate) mod manage;
 pub(crate) mod nvme;
 pub(crate) mod paths;
@@ -74,8 +75,10 @@ pub(crate) enum Verb {
     Discover(host::DiscoverArgs),
     /// Make a namespace, or a device, a disk for the programs of this machine
     Connect(Box<connect::DiskArgs>),
-    /// End disks that `connect` has made
+    /// End disks that `connect` has made, and remote controllers of a daemon
     Disconnect(connect::DisconnectArgs),
+    /// End all disks of this user, and all remote controllers of a daemon
+    DisconnectAll(connect::DisconnectAllArgs),
     /// Show a controller and its namespaces
     Identify(host::IdentifyArgs),
     /// Copy blocks of a namespace to a file or to standard output
@@ -89,9 +92,9 @@ pub(crate) enum Verb {
     /// List subsystems and the paths to them as nvme-cli does
     ListSubsys(Box<nvme::ControllerArgs>),
     /// Show the Identify data of a controller as nvme-cli does
-    IdCtrl(Box<nvme::ControllerArgs>),
+    IdCtrl(Box<nvme::IdCtrlArgs>),
     /// Show the Identify data of a namespace as nvme-cli does
-    IdNs(Box<nvme::NamespaceArgs>),
+    IdNs(Box<nvme::IdNsArgs>),
     /// Show bytes of a log page
     GetLog(Box<nvme::GetLogArgs>),
     /// Show the SMART log as nvme-cli does

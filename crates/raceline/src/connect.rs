@@ -1,5 +1,8 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
+mod disconnect;
+mod namespace;
+mod queues;
 mod registry;
 mod tls;
 mod ublk;
@@ -10,28 +13,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::{ByteSize, Identity, SharedBdev};
-use raceline_host::RemoteNamespace;
+use raceline_host::{RemoteNamespace, Transport};
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
 use sd_notify::NotifyState;
 use serde::Serialize;
 
+pub(crate) use self::disconnect::disconnect;
+use self::disconnect::name_of;
+use self::queues::Plan;
 use self::registry::{Entry, Noted, Registry};
-use crate::cli::connect::{DisconnectArgs, DiskArgs, DiskKind};
+use crate::cli::connect::{DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
-use crate::{initiator, limits, log, remote, serve, shell};
+use crate::{initiator, limits, log, serve, shell};
 
 /// How often it looks whether its cores run.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest name of a socket, in bytes.
 const NAME_MAX: usize = 48;
-
-/// How long `disconnect` waits for a process to end.
-const END_TIME: Duration = Duration::from_secs(30);
 
 /// The line on standard output that reports readiness.
 #[derive(Debug, Serialize)]
@@ -48,7 +51,18 @@ struct Ready<'a> {
     /// Another process had made it, and has ended. Only of disks that outlive a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     recovered: Option<bool>,
+    /// Data are not copied on their way to the device. Only of disks that may do without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zero_copy: Option<bool>,
     pid: u32,
+}
+
+/// How a disk is served.
+struct Way {
+    /// By which cores.
+    cores: Vec<Option<usize>>,
+    /// By which transport its first path goes; none for a device of this machine.
+    transport: Option<Transport>,
 }
 
 /// What is to be a disk.
@@ -58,21 +72,25 @@ enum Source {
 }
 
 impl Source {
-    fn open(args: &DiskArgs) -> Result<Self, Failure> {
-        let remote = &args.remote.0;
+    /// Opens it; gives how it is to be served, too.
+    fn open(args: &DiskArgs) -> Result<(Self, Way), Failure> {
+        let remote = &args.remote.connect;
         match &args.bdev {
             Some(device) => {
                 device.check()?;
-                Ok(Self::Device(open_device(device)?))
+                let way = Way { cores: Plan::of_cores(args).cores, transport: None };
+                Ok((Self::Device(open_device(device)?), way))
             }
             None if remote.address.iscsi.iscsi => Err(Failure::usage(
                 "connect --iscsi: name the logical unit by --bdev iscsi://HOST/IQN/LUN instead",
             )),
             None => {
-                let config = remote::config(remote)?;
-                let namespace = RemoteNamespace::open(config, args.namespace);
-                let namespace = namespace.map_err(|error| remote::failure(&error))?;
-                Ok(Self::Namespace(Arc::new(namespace)))
+                let (config, queues) = namespace::config(args)?;
+                let plan = Plan::new(args, &queues)?;
+                let transport = Some(config.transport);
+                let namespace = plan.open(config, args.namespace)?;
+                let way = Way { cores: plan.cores, transport };
+                Ok((Self::Namespace(Arc::new(namespace)), way))
             }
         }
     }
@@ -103,19 +121,22 @@ fn open_device(device: &Device) -> Result<SharedBdev, Failure> {
 pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     check(args)?;
+    if args.dump_config {
+        return namespace::dump(args);
+    }
     let registry = Registry::of_this_user()?;
     if args.kind == DiskKind::Ublk {
         // Threads that start from here on are as a disk needs them.
         ublk::prepare(args)?;
     }
     log::stop_waiting();
-    let interrupt = Interrupt::catch_with_hangup().map_err(Failure::runtime)?;
-    let source = Source::open(args)?;
+    let interrupt = Interrupt::catch_without_hangup().map_err(Failure::runtime)?;
+    let (source, way) = Source::open(args)?;
     let device = source.device();
     let ended = match args.kind {
-        DiskKind::Nbd => serve_nbd(args, &device, &registry, &interrupt),
-        DiskKind::Ublk => ublk::serve(args, &device, &registry, &interrupt),
-        DiskKind::VhostUser => vhost::serve(args, &device, &registry, &interrupt),
+        DiskKind::Nbd => serve_nbd(args, (&device, way), &registry, &interrupt),
+        DiskKind::Ublk => ublk::serve(args, (&device, way), &registry, &interrupt),
+        DiskKind::VhostUser => vhost::serve(args, (&device, way), &registry, &interrupt),
     };
     if let Source::Namespace(namespace) = &source {
         namespace.disconnect();
@@ -143,6 +164,11 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
             "--nbd-tls-optional: it needs --nbd-tls-psk or --nbd-tls-certificates",
         ));
     }
+    if args.bdev.is_some() && args.remote.queues.given().next().is_some() {
+        return Err(Failure::usage(
+            "-i, -W, -P and -Q are queues to a namespace; a device of this machine has as many as --cores",
+        ));
+    }
     if args.kind == DiskKind::VhostUser && args.listen.is_some() {
         return Err(Failure::usage(
             "--listen: a virtual machine shares its memory by --socket, not over TCP",
@@ -156,7 +182,7 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
 
 fn serve_nbd(
     args: &DiskArgs,
-    device: &SharedBdev,
+    (device, way): (&SharedBdev, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
@@ -174,9 +200,7 @@ fn serve_nbd(
         endpoints.push(Endpoint::Unix(default_socket(args, registry)));
     }
     let mut config = ServerConfig::new(vec![export], endpoints);
-    if let Some(cores) = &args.cores {
-        config.cores = cores.0.iter().copied().map(Some).collect();
-    }
+    config.cores = way.cores;
     config.mode = args.mode.into();
     config.backend = args.io.into();
     config.max_connections = args.max_connections;
@@ -184,7 +208,8 @@ fn serve_nbd(
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let listening = server.listening();
     let place = listening[0].to_string();
-    let noted = note(args, registry, "nbd", listening.iter().map(ToString::to_string).collect());
+    let places = listening.iter().map(ToString::to_string).collect();
+    let noted = note(args, registry, ("nbd", way.transport), places);
     let uri = uri(&listening[0], config.tls.is_some());
     let uses = uses(&listening[0], config.tls.is_some(), &uri, &args.name);
     let ready = Ready {
@@ -196,6 +221,7 @@ fn serve_nbd(
         block_size: info.block_size,
         read_only: args.read_only || info.read_only,
         recovered: None,
+        zero_copy: None,
         pid: std::process::id(),
     };
     let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
@@ -205,11 +231,17 @@ fn serve_nbd(
 }
 
 /// Notes the disk down for `disconnect`, until the note is dropped. What cannot be noted down is still a disk.
-fn note(args: &DiskArgs, registry: &Registry, kind: &str, places: Vec<String>) -> Option<Noted> {
+fn note(
+    args: &DiskArgs,
+    registry: &Registry,
+    (kind, transport): (&str, Option<Transport>),
+    places: Vec<String>,
+) -> Option<Noted> {
     let entry = Entry {
         pid: std::process::id(),
         kind: kind.to_owned(),
-        nqn: args.bdev.is_none().then(|| args.remote.0.nqn.to_string()),
+        nqn: args.bdev.is_none().then(|| args.remote.connect.nqn.to_string()),
+        transport: transport.map(|it| name_of(it).to_owned()),
         places,
     };
     registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok()
@@ -244,7 +276,7 @@ fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(
 /// `disk-NAME.sock` in the folder of this user, with the name of the subsystem and namespace, or that of this process.
 fn default_socket(args: &DiskArgs, registry: &Registry) -> PathBuf {
     let name = match &args.bdev {
-        None => format!("{}-{}", args.remote.0.nqn, args.namespace),
+        None => format!("{}-{}", args.remote.connect.nqn, args.namespace),
         Some(_) => std::process::id().to_string(),
     };
     registry.dir().join(format!("disk-{}.sock", socket_name(&name)))
@@ -301,39 +333,6 @@ fn failure(error: &ServerError) -> Failure {
         ServerError::Invalid(text) => Failure::usage(text),
         error => Failure::runtime(error),
     }
-}
-
-/// Ends disks that run.
-pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
-    let registry = Registry::of_this_user()?;
-    let is_meant = |entry: &Entry| {
-        args.all
-            || (args.nqn.is_some() && args.nqn == entry.nqn)
-            || args.device.as_ref().is_some_and(|place| entry.places.contains(place))
-    };
-    let entries = registry.running()?;
-    let meant: Vec<&Entry> = entries.iter().filter(|entry| is_meant(entry)).collect();
-    if let Some(place) = args.device.as_ref().filter(|_| meant.is_empty())
-        && ublk::remove_orphan(place)?
-    {
-        println!("removed {place}, whose process had ended");
-        return Ok(());
-    }
-    if meant.is_empty() && !args.all {
-        let known: Vec<String> = entries.iter().flat_map(|entry| entry.places.clone()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        return Err(Failure::runtime(format!(
-            "there is no such disk of this user; those that run: {known}"
-        )));
-    }
-    for entry in &meant {
-        if !args.force {
-            ublk::check_unused(entry)?;
-        }
-        registry.end(entry, END_TIME)?;
-        println!("disconnected {}", entry.places.join(" "));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

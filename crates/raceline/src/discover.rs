@@ -6,9 +6,10 @@ use raceline_mdns::{Browser, Service};
 use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use serde_json::{Value, json};
 
-use crate::cli::host::DiscoverArgs;
+use crate::cli::host::{DiscoverArgs, OptionalAddress};
 use crate::cli::values::OutputFormat;
 use crate::failure::Failure;
+use crate::nvme::files::Overrides;
 use crate::table::Table;
 use crate::{nvme, remote, shell};
 
@@ -42,9 +43,11 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
 
 /// Asks every discovery controller that a file names, and prints each log under its address.
 fn files(args: &DiscoverArgs) -> Result<(), Failure> {
+    let OptionalAddress(line, given) = &args.target;
+    let over = Overrides { given, line, are_names: false };
     let found = match &args.config {
-        Some(path) => nvme::files::discovery_controllers(path)?,
-        None => nvme::files::known_discovery_controllers()?,
+        Some(path) => nvme::files::discovery_controllers(path, over)?,
+        None => nvme::files::known_discovery_controllers(over)?,
     };
     let mut last = None;
     let mut logs: Vec<(String, DiscoveryLog)> = Vec::new();
@@ -233,6 +236,7 @@ mod tests {
             subnqn: "nqn.2014-08.org.example:1".to_owned(),
             traddr: "127.0.0.1".to_owned(),
             sectype: 0,
+            rdma: None,
         };
         DiscoveryLog { generation: 7, records: vec![record] }
     }

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
-
-use crate::cli::Cli;
+use crate::cli::letters;
 use crate::log;
 
 /// Exit codes, as docs/manual.md lists them.
@@ -88,7 +86,7 @@ pub(crate) fn usage_line(error: &clap::Error, words: &[String]) -> String {
         .min()
         .unwrap_or(text.len());
     let message = one_line(text[..end].trim_start_matches("error:"));
-    let command = Cli::command();
+    let command = letters::definition();
     let verb = words.iter().skip(1).find(|word| command.find_subcommand(word).is_some());
     let verb = verb.map_or(String::new(), |verb| format!(" {verb}"));
     format!("{message} (see raceline{verb} --help)")

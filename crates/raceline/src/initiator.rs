@@ -257,6 +257,16 @@ fn address_config(args: &AddressArgs, target: Option<Name>) -> Result<SessionCon
             "{option} is for NVMe/TCP: with --iscsi, --chap-user and --chap-secret authenticate, and nothing is encrypted"
         )));
     }
+    let without = [
+        ("--sock-priority", args.priority.is_some()),
+        ("--tos", args.tos.is_some()),
+        ("--host-iface", args.interface.is_some()),
+    ];
+    if let Some((option, _)) = without.iter().find(|(_, given)| *given) {
+        return Err(Failure::usage(format!(
+            "{option} is for NVMe: sessions of --iscsi cannot have it, and --host-traddr says from where they come"
+        )));
+    }
     let address = remote::resolve(&args.address, args.port)?;
     let name = match &args.iscsi.initiator {
         Some(name) => name.clone(),

@@ -172,7 +172,8 @@ pub(crate) fn print(text: &str, within: Duration) {
     match WAY.get() {
         Some(Way::Stderr(outlet)) => outlet.emit(text.as_bytes()),
         Some(Way::Journal(_)) if !Stderr::has_room(within) => {}
-        Some(Way::Journal(_)) | None => Stderr::new().put(text.as_bytes()),
+        // What it loses is lost: there is no other place to say so.
+        Some(Way::Journal(_)) | None => _ = Stderr::new().put(text.as_bytes()),
     }
 }
 

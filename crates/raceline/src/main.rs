@@ -17,10 +17,12 @@ mod failure;
 mod http;
 mod identify;
 mod initiator;
+mod interfaces;
 mod key;
 mod limits;
 mod log;
 mod manage;
+mod names;
 mod naming;
 mod nvme;
 mod perf;
@@ -43,7 +45,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser as _};
 use raceline_control::events::EventJournal;
 
 use crate::cli::{Cli, Verb};
@@ -54,9 +55,10 @@ static HEAP: raceline_reactor::Heap =
     raceline_reactor::Heap { exit_code: failure::code::RUNTIME as i32 };
 
 fn main() -> ExitCode {
+    names::use_built_in_ways();
     // Only when a shell asks for completions; in that case the call does not return.
-    clap_complete::CompleteEnv::with_factory(Cli::command).complete();
-    let cli = match Cli::try_parse() {
+    clap_complete::CompleteEnv::with_factory(cli::letters::definition).complete();
+    let cli = match cli::letters::parse_from(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return command_line_error(&error),
     };
@@ -83,6 +85,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Discover(args) => discover::run(&args),
         Verb::Connect(args) => connect::connect(&args),
         Verb::Disconnect(args) => connect::disconnect(&args),
+        Verb::DisconnectAll(args) => connect::disconnect(&args.into()),
         Verb::Identify(args) => identify::run(&args),
         Verb::Read(args) => read_write::read(&args),
         Verb::Write(args) => read_write::write(&args),

@@ -49,18 +49,21 @@ pub(crate) struct Daemon {
     output: OutputFormat,
 }
 
-/// The daemon at a socket, for verbs that only ask it something.
-pub(crate) fn connect(socket: &str, timeout: Duration) -> Result<Daemon, Failure> {
-    let address = Address::new(socket, DEFAULT_PORT);
-    let connection = Connection::open(&address, timeout, 0).map_err(failure)?;
+/// The daemon at a socket, or at a usual one, for verbs that only ask it something.
+pub(crate) fn connect(socket: Option<&str>, timeout: Duration) -> Result<Daemon, Failure> {
+    let address = socket.map(|socket| Address::new(socket, DEFAULT_PORT));
+    let connection = Connection::find(address.as_ref(), timeout, 0).map_err(failure)?;
     Ok(Daemon { connection, output: OutputFormat::default() })
 }
 
 impl Daemon {
     fn connect(args: &DaemonArgs) -> Result<Self, Failure> {
-        let address = Address::new(&args.socket, DEFAULT_PORT);
-        let connection = Connection::open(&address, args.timeout, 0).map_err(failure)?;
-        Ok(Self { connection, output: args.output })
+        Ok(Self { output: args.output, ..connect(args.socket.as_deref(), args.timeout)? })
+    }
+
+    /// Where the daemon is.
+    pub(crate) fn address(&self) -> &Address {
+        self.connection.address()
     }
 
     /// Calls a method with an object of parameters; parameters that are null are left out.
@@ -131,7 +134,7 @@ impl Daemon {
 /// A daemon's error as text for users: its detail, if there is one.
 fn failure(error: ClientError) -> Failure {
     match error {
-        ClientError::Connect { .. } => Failure::connect(error),
+        ClientError::Connect { .. } | ClientError::Nowhere(_) => Failure::connect(error),
         other => Failure::runtime(other),
     }
 }

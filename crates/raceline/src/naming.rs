@@ -39,6 +39,11 @@ pub(crate) fn serial(identity: &Identity, nqn: &Nqn) -> String {
     format!("RL{}", &digits[..18])
 }
 
+/// The same wherever the subsystem is: two daemons that are paths to one subsystem have to agree.
+pub(crate) fn shared_serial(nqn: &Nqn) -> String {
+    serial(&Identity::from_seed(b"every machine"), nqn)
+}
+
 /// The name of this machine on the network.
 pub(crate) fn machine_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
@@ -118,5 +123,8 @@ mod tests {
         assert!(one.len() == 20 && one.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         assert_eq!(one, of("nqn.2014-08.org.example:1"));
         assert_ne!(one, of("nqn.2014-08.org.example:2"));
+        let shared = |name: &str| shared_serial(&Nqn::new(name).unwrap());
+        assert!(shared("nqn.2014-08.org.example:1").len() == 20);
+        assert_ne!(shared("nqn.2014-08.org.example:1"), shared("nqn.2014-08.org.example:2"));
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod blocks;
 pub(crate) mod connect_all;
+mod decode;
 mod device;
 mod fields;
 pub(crate) mod files;

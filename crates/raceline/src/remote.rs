@@ -11,7 +11,7 @@ use raceline_host::blocking::Host;
 use raceline_host::multipath::DEFAULT_QUIESCE;
 use raceline_host::{
     ControllerInfo, Credentials, DhchapSecret, HostConfig, HostError, MultipathConfig,
-    NamespaceInfo, PathAddress,
+    NamespaceInfo, PathAddress, Transport,
 };
 use raceline_proto::host::discovery::DiscoveryLog;
 use raceline_proto::nvme::{NamespaceId, Nqn};
@@ -22,7 +22,11 @@ use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::paths::PathArgs;
 use crate::failure::Failure;
 use crate::initiator::RemoteUnit;
-use crate::{naming, secrets};
+use crate::{interfaces, names, naming, secrets};
+
+/// Why a secret of a controller alone is of no use.
+const HOST_FIRST: &str =
+    "a controller proves itself to a host that proves itself first: add --dhchap-secret FILE";
 
 /// Time limit for each of several addresses of a name.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -207,6 +211,8 @@ pub(crate) fn config_with(args: &ConnectArgs, secrets: &Secrets) -> Result<HostC
             config.concatenator = Some(raceline_tls::concatenate);
         }
         config.credentials.set(Some(Arc::new(credentials)));
+    } else if secrets.controller.is_some() {
+        return Err(Failure::usage(HOST_FIRST));
     }
     if let Some(key) = secrets.tls.clone() {
         let key = key.with_derivation(secrets::derivation(args.address.tls_compat));
@@ -281,8 +287,8 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let (hostnqn, hostid) = naming::host(&identity, args.hostnqn.as_ref(), args.hostid);
     let streams = if args.concat { None } else { tls(args, &hostnqn, &subnqn)? };
     let mut config = HostConfig { streams, ..HostConfig::new(address, subnqn, hostnqn, hostid) };
-    config.source = args.source;
     config.transport = args.transport.unwrap_or_default();
+    set_link(&mut config, args)?;
     if let Some(priority) = args.priority {
         raceline_reactor::socket::check_priority(priority).map_err(Failure::runtime)?;
         config.priority = Some(priority);
@@ -300,6 +306,26 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     Ok(config)
 }
 
+/// From where the connections are made, by which interface, and with which type of service.
+fn set_link(config: &mut HostConfig, args: &AddressArgs) -> Result<(), Failure> {
+    config.source = args.source;
+    if config.transport == Transport::Tcp {
+        config.tos = args.tos.unwrap_or_default();
+        config.interface = args.interface;
+        return args.interface.map_or(Ok(()), interfaces::check);
+    }
+    if args.tos.is_some_and(|tos| tos != 0) {
+        return Err(Failure::usage(
+            "--tos: it is for TCP; the class of RDMA's traffic is that of the device, as `cma_roce_tos` sets it",
+        ));
+    }
+    // An RDMA device has no socket that could be bound to it: the address says which device it is.
+    if let (Some(interface), None) = (args.interface, args.source) {
+        config.source = Some(interfaces::address_of(interface, config.address)?);
+    }
+    Ok(())
+}
+
 /// A key that an authentication makes is worth as much as the authentication.
 fn check_concatenation(credentials: Option<&Credentials>) -> Result<(), Failure> {
     if credentials.is_some_and(|credentials| credentials.controller_secret.is_some()) {
@@ -309,6 +335,23 @@ fn check_concatenation(credentials: Option<&Credentials>) -> Result<(), Failure>
         "--concat needs --dhchap-secret and --dhchap-ctrl-secret: whoever is on the way could pose as a controller that \
          does not prove itself, and would know the key",
     ))
+}
+
+/// The secrets of `-S` and `-C`, each if it was given.
+pub(crate) fn given_secrets(
+    args: &AddressArgs,
+) -> Result<(Option<DhchapSecret>, Option<DhchapSecret>), Failure> {
+    let read = |option, file: Option<&std::path::Path>, variable| match file {
+        Some(file) => secrets::secret(option, Some(file), variable),
+        None => Ok(None),
+    };
+    let host = read("--dhchap-secret", args.dhchap_secret.as_deref(), "RACELINE_DHCHAP_SECRET")?;
+    let controller = read(
+        "--dhchap-ctrl-secret",
+        args.dhchap_ctrl_secret.as_deref(),
+        "RACELINE_DHCHAP_CTRL_SECRET",
+    )?;
+    Ok((host, controller))
 }
 
 /// The secrets with which this host authenticates; `None`: it has none.
@@ -324,9 +367,7 @@ pub(crate) fn credentials(args: &AddressArgs) -> Result<Option<Credentials>, Fai
             Ok(Some(Credentials { secret, controller_secret, algorithms }))
         }
         (None, None) => Ok(None),
-        (None, Some(_)) => Err(Failure::usage(
-            "a controller proves itself to a host that proves itself first: add --dhchap-secret FILE",
-        )),
+        (None, Some(_)) => Err(Failure::usage(HOST_FIRST)),
     }
 }
 
@@ -369,7 +410,8 @@ pub(crate) fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
     let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     let found = (bare, port).to_socket_addrs();
     let unknown = |why: &dyn std::fmt::Display| {
-        Failure::connect(format!("cannot find the address of {}: {why}", name.escape_default()))
+        let name = name.escape_default();
+        Failure::connect(format!("cannot find the address of {name}: {why}{}", names::HINT))
     };
     let addresses: Vec<SocketAddr> = found.map_err(|error| unknown(&error))?.collect();
     match addresses[..] {

@@ -83,8 +83,9 @@ impl<'a> Session<'a> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                let address = Address::new(&self.args.server, self.args.port);
-                Connection::open(&address, self.args.timeout, self.args.retries).map_err(failed)?
+                let RpcArgs { server, port, timeout, retries, .. } = self.args;
+                let address = server.as_ref().map(|server| Address::new(server, *port));
+                Connection::find(address.as_ref(), *timeout, *retries).map_err(failed)?
             }
         };
         Ok(self.connection.insert(connection))
@@ -352,7 +353,7 @@ fn note_kept(kept: Option<&str>) {
 
 fn failed(error: ClientError) -> Failure {
     match error {
-        ClientError::Connect { .. } => Failure::connect(error),
+        ClientError::Connect { .. } | ClientError::Nowhere(_) => Failure::connect(error),
         other => Failure::runtime(other),
     }
 }

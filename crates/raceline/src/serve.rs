@@ -64,6 +64,9 @@ fn serve(
 ) -> Result<(), Failure> {
     limits::raise_file_descriptors();
     room::watch_memory();
+    // The kernel is asked for what the machine is while it still answers: a sandbox forbids that, and /proc/self/auxv is root's
+    // once the memory of the process is hidden.
+    let _ = rustix::param::page_size();
     activation::take_sockets(args)?;
     let cores = args.cores.clone().unwrap_or_default().0;
     check_cores(&cores)?;

@@ -3,11 +3,11 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use clap::CommandFactory as _;
 use clap_complete::Shell;
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::cli::letters;
+use crate::cli::{CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 
 /// The program's name for shells.
@@ -37,7 +37,7 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
     match &args.dir {
         None => {
             let mut page = Vec::new();
-            let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+            let rendered = clap_mangen::Man::new(letters::definition()).render(&mut page);
             rendered.map_err(Failure::runtime)?;
             print(&page)
         }
@@ -49,7 +49,7 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
 
 fn write_pages(dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(Cli::command(), dir)
+    clap_mangen::generate_to(letters::definition(), dir)
 }
 
 /// Prints to standard output; a reader that closes the pipe early (`| head`) is no failure.

@@ -58,6 +58,16 @@ impl Interrupt {
         Self::catch_all(&[SIGINT, SIGTERM, SIGHUP])
     }
 
+    /// The same as [`Self::catch`], and the process goes on when its terminal's session ends: what it serves has other users.
+    ///
+    /// # Errors
+    /// When the signals cannot be caught.
+    pub(crate) fn catch_without_hangup() -> io::Result<Self> {
+        // A handler that does nothing, not SIG_IGN: programs that are started from here do not inherit it.
+        signal_hook::flag::register(SIGHUP, Arc::default())?;
+        Self::catch()
+    }
+
     fn catch_all(numbers: &[i32]) -> io::Result<Self> {
         let mut signals = Signals::new(numbers)?;
         let (sender, arrived) = mpsc::channel();

@@ -44,8 +44,8 @@ pub(crate) fn start() {
     match started {
         Ok(child) => drop(std::thread::spawn(move || wait(child))),
         Err(error) => tracing::error!(
-            "no new process can be started from here ({error}), as in the sandbox: run raceline serve with the same \
-             arguments and {TAKE_OVER}"
+            "SIGUSR2 starts no new process from here ({error}): in the sandbox no program can be started. Run raceline \
+             serve with the same arguments and {TAKE_OVER}, or systemctl reload; SIGUSR2 needs --sandbox off"
         ),
     }
 }

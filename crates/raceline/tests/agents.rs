@@ -13,6 +13,10 @@ use raceline_papers::agent::load::Load;
 use support::{Export, run};
 
 const AGENTS: usize = 4;
+/// Commands per second of each.
+const RATE: u64 = 100;
+/// How long runs without a common window are repeated.
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn target() -> Export {
     Export::start(&["ram:64M", "--insecure", "--allow-any-host", "--mode", "interrupt"])
@@ -35,7 +39,7 @@ fn loads(target: &Export, runtime_ms: u64) -> Vec<Load> {
         ramp_ms: 200,
         runtime_ms,
         // The machine may be busy: a rate that it keeps up with.
-        rate_iops: Some(500),
+        rate_iops: Some(RATE),
         ..Load::new(address, &target.nqn)
     };
     (1..=AGENTS as u64).map(load).collect()
@@ -62,26 +66,25 @@ fn four_agents_run_together_and_one_that_is_killed_is_named() {
     let mut fleet = Fleet::prepare(agents(), &loads(&target, 2000)).unwrap();
     let mut watched = 0;
     // Too short a common window voids the run, and a machine that is busy with other tests may delay an agent so far.
-    let together = (0..3).find_map(|_| {
+    let deadline = Instant::now() + LIMIT;
+    let together = loop {
         match fleet.run(&mut |_| {
             watched += 1;
             true
         }) {
-            Ok(together) => Some(together),
-            Err(error @ FleetError::Late { .. }) => {
+            Ok(together) => break together,
+            Err(error @ FleetError::Late { .. }) if Instant::now() < deadline => {
                 println!("{error}");
-                None
             }
             Err(error) => panic!("{error}"),
         }
-    });
-    let together = together.expect("one of three runs in a common window");
+    };
     assert!(watched > 10);
     assert_eq!(together.shares.len(), AGENTS);
     let each: Vec<u64> = together.shares.iter().map(|share| share.reads.count()).collect();
     assert_eq!(together.reads.count(), each.iter().sum::<u64>());
-    // 500 per second for 2 s each; a busy machine misses some.
-    assert!(each.iter().all(|count| (500..=1010).contains(count)), "{each:?}");
+    // 100 per second for 2 s each; a busy machine misses some.
+    assert!(each.iter().all(|count| (100..=210).contains(count)), "{each:?}");
     let sum: f64 = together.shares.iter().map(|share| share.iops).sum();
     assert!((together.iops - sum).abs() < 1.0 && together.fairness() > 0.0);
     assert!(together.shares[0].outcome.pdus_by_second.iter().sum::<u64>() > 100);

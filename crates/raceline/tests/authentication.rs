@@ -65,12 +65,14 @@ fn a_new_secret_is_used_while_a_job_runs_and_operators_see_it() {
     let keys = ["--dhchap-key", &old, "--dhchap-key", &new];
     let export = Export::start(&[&["ram:16M", "--host", HOST][..], &keys].concat());
     let job = ["-q", HOST, "-S", &now, "--rw", "randwrite", "--bs", "4k", "--iodepth", "8"];
+    let next = private(&scratch, "next", OTHER);
     let time = ["--runtime", "9", "--verify", "--reauthenticate", "500ms"];
     let words = export.host(&[&["perf"], &job[..], &time].concat());
     let output = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(4500));
-            std::fs::write(&now, OTHER).expect("it is our file");
+            // At once: it is never read half.
+            std::fs::rename(&next, &now).expect("they are our files");
         });
         run(&words)
     });

@@ -101,7 +101,7 @@ fn a_verified_run_outlives_lost_sessions() {
     let start = |portal: &str| {
         Export::start(&[&disk, "-l", "127.0.0.1:0", &name, "--iscsi-listen", portal])
     };
-    let mut export = start("127.0.0.1:0");
+    let mut export = start(&support::own_address().to_string());
     let portal = export.ready["iscsi"]["portals"][0].as_str().expect("a portal").to_owned();
     let (host, port) = portal.rsplit_once(':').expect("a port");
     let work = support::start(&[

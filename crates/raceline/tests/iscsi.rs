@@ -212,15 +212,16 @@ fn an_export_is_reached_by_both_protocols() {
 
 /// A file of LIO over files of this directory, with a port that is free.
 fn saved(daemon: &Daemon, change: impl FnOnce(String) -> String) -> (String, String) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = support::own_address();
     let dir = daemon.dir.path().to_str().unwrap();
     let disk = std::fs::File::create(daemon.dir.path().join("disk.img")).unwrap();
     disk.set_len(4 << 20).unwrap();
     let text = include_str!("data/saveconfig.json");
-    let text = text.replace("@DIR@", dir).replace("@PORT@", &port.to_string());
+    let text = text.replace("@DIR@", dir).replace("@PORT@", &address.port().to_string());
+    let text = text.replace("\"127.0.0.1\"", &format!("\"{}\"", address.ip()));
     let path = daemon.dir.path().join("saveconfig.json");
     std::fs::write(&path, change(text)).unwrap();
-    (path.to_str().unwrap().to_owned(), format!("127.0.0.1:{port}"))
+    (path.to_str().unwrap().to_owned(), address.to_string())
 }
 
 #[test]

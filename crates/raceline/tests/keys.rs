@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Output, Served, call, configure, run, run_by, run_with_input};
+use support::{Output, Served, call, configure, run, run_by, run_with_input, start, wait_for};
 use tempfile::TempDir;
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
@@ -69,6 +69,14 @@ impl Place {
         let params = json!({ "nqn": NQN });
         let listeners = call(&self.socket, "nvmf_subsystem_get_listeners", params).unwrap();
         listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned()
+    }
+
+    /// Whether a host has queues for its commands.
+    fn has_queues(&self) -> bool {
+        let all = call(&self.socket, "nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
+        let all = all.unwrap();
+        let mut controllers = all.as_array().unwrap().iter();
+        controllers.any(|controller| controller["num_io_qpairs"].as_u64() > Some(0))
     }
 
     /// The exit code of `identify` with this key.
@@ -166,23 +174,23 @@ fn a_daemon_takes_hosts_by_a_key_of_its_state_directory_and_rotates_it_under_loa
     assert_eq!(place.identify(foreign.to_str()), Some(3));
     let port = place.port();
     let at = ["-a", "127.0.0.1", "-s", &port, "-n", NQN, "-q", HOST, "-S", &old];
-    let load = ["--rw", "randwrite", "--bs", "4k", "--iodepth", "8", "--runtime", "6", "--verify"];
-    let (finished, rotated) = std::thread::scope(|scope| {
-        let load = scope.spawn(|| run(&[&["perf"], &at[..], &load[..]].concat()));
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        let rotated = place.key(&["rotate", "web1", "-q", HOST, "-n", NQN]);
-        let words = ["host", "set", NQN, HOST, "--dhchap-key", "web1"];
-        place.manage(&[&words[..], &["--previous-dhchap-key", "web1.old"]].concat());
-        let new = place.copied("web1", "new.key");
-        assert_eq!((place.identify(Some(&old)), place.identify(Some(&new))), (Some(0), Some(0)));
-        let table = place.manage(&["host", "ls"]);
-        assert!(table.contains("web1.old"), "{table}");
-        // At once, for this test.
-        place.manage(&[&words[..], &["--overlap", "0"]].concat());
-        assert_eq!((place.identify(Some(&old)), place.identify(Some(&new))), (Some(3), Some(0)));
-        (load.join().unwrap(), rotated)
-    });
-    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let work = ["--rw", "randwrite", "--bs", "4k", "--iodepth", "8", "--verify"];
+    let time = ["--ramp_time", "0", "--runtime", "3600"];
+    let load = start(&[&["perf"], &at[..], &work[..], &time[..]].concat());
+    wait_for("the queues of the load", || place.has_queues());
+    let rotated = place.key(&["rotate", "web1", "-q", HOST, "-n", NQN]);
+    let words = ["host", "set", NQN, HOST, "--dhchap-key", "web1"];
+    place.manage(&[&words[..], &["--previous-dhchap-key", "web1.old"]].concat());
+    let new = place.copied("web1", "new.key");
+    assert_eq!((place.identify(Some(&old)), place.identify(Some(&new))), (Some(0), Some(0)));
+    let table = place.manage(&["host", "ls"]);
+    assert!(table.contains("web1.old"), "{table}");
+    // At once, for this test.
+    place.manage(&[&words[..], &["--overlap", "0"]].concat());
+    assert_eq!((place.identify(Some(&old)), place.identify(Some(&new))), (Some(3), Some(0)));
+    // The load is still there: a signal ends it, and nothing has failed.
+    let finished = load.interrupt();
+    assert_eq!(finished.code, Some(130), "{}", finished.stderr);
     let advice =
         format!("raceline host set {NQN} {HOST} --dhchap-key web1 --previous-dhchap-key web1.old");
     assert!(rotated.stdout.contains(&advice), "{}", rotated.stdout);

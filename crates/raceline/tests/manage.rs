@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "manage/connect.rs"]
+mod connect;
 #[path = "manage/nvme.rs"]
 mod nvme;
 #[path = "manage/nvmet.rs"]
@@ -19,6 +21,16 @@ use tempfile::TempDir;
 
 const NQN: &str = "nqn.2026-01.io.raceline:one";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:host";
+
+/// Waits for a condition.
+#[track_caller]
+fn wait_for(mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "it does not come");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
 
 /// A daemon in this process, for the program in a process of its own.
 struct Daemon {
@@ -159,6 +171,29 @@ fn what_is_added_is_listed_and_what_is_removed_is_not() {
     for verb in ["bdev", "subsys", "ns", "port", "host"] {
         assert_eq!(daemon.json(&[verb, "ls"]), Value::Array(Vec::new()), "{verb}");
     }
+}
+
+/// Where there is no RDMA device, an address for RDMA is refused as one; what listens for TCP there is another thing.
+#[test]
+fn an_address_for_rdma_is_no_address_for_tcp() {
+    let daemon = Daemon::start();
+    daemon.ok(&["subsys", "add", NQN, "--ana"]);
+    daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
+    let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let (tcp, rdma) = (format!("127.0.0.1:{port}"), format!("rdma://127.0.0.1:{port}"));
+    for words in [
+        &["port", "add", NQN, "rdma://127.0.0.1:4420"][..],
+        &["port", "rm", NQN, &rdma],
+        &["port", "set", NQN, &rdma, "--ana", "inaccessible"],
+    ] {
+        let error = daemon.refused(words).to_ascii_lowercase();
+        assert!(error.contains("rdma") || words[1] != "add", "{words:?}: {error}");
+    }
+    let listed = daemon.json(&["port", "ls"]);
+    assert_eq!((listed.as_array().unwrap().len(), &listed[0]["trtype"]), (1, &"TCP".into()));
+    daemon.ok(&["port", "set", NQN, &tcp, "--ana", "non-optimized"]);
+    daemon.ok(&["port", "rm", NQN, &tcp]);
+    assert_eq!(daemon.json(&["port", "ls"]), Value::Array(Vec::new()));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -245,9 +246,28 @@ fn a_daemon_of_another_user_is_inside() {
     let user = format!("--reuid={NOBODY}");
     let group = format!("--regid={NOBODY}");
     let prefix = ["setpriv", &user, &group, "--clear-groups", "--"];
-    let served = Served::start_by(&prefix, &socket, &["--state-dir", text(&state)]);
+    // A port that is free now.
+    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let metrics = address.to_string();
+    let words = ["--state-dir", text(&state), "--metrics", &metrics];
+    let served = Served::start_by(&prefix, &socket, &words);
     support::configure(&socket, NQN, 2048);
     all_threads_are_inside(served.pid(), 0);
+    // What it shows needs nothing that it has given up: /proc/self has files that are root's now.
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut shown = String::new();
+    stream.read_to_string(&mut shown).unwrap();
+    for metric in [
+        "process_cpu_seconds_total ",
+        "process_resident_memory_bytes ",
+        "process_max_fds ",
+        "state_writable 1\n",
+    ] {
+        assert!(shown.contains(&format!("\nraceline_{metric}")), "no {metric}: {shown}");
+    }
     assert_eq!(served.end(Signal::TERM).code, Some(0));
 }
 

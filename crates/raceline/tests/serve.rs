@@ -10,6 +10,8 @@ mod clock;
 mod memory;
 #[path = "serve/scarce.rs"]
 mod scarce;
+#[path = "serve/stuck.rs"]
+mod stuck;
 mod support;
 #[path = "serve/unread.rs"]
 mod unread;
@@ -37,9 +39,14 @@ fn snapshot(socket: &Path) -> Value {
     all.into()
 }
 
+/// The port of the first listener of a subsystem.
+fn port_of(socket: &Path, nqn: &str) -> String {
+    let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": nqn })).unwrap();
+    listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned()
+}
+
 fn identify(socket: &Path) -> String {
-    let listeners = call(socket, "nvmf_subsystem_get_listeners", json!({ "nqn": NQN })).unwrap();
-    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap().to_owned();
+    let port = port_of(socket, NQN);
     let output = support::run(&["identify", "-a", "127.0.0.1", "-s", &port, "-n", NQN]);
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     // Each run of a daemon has controller numbers of its own.
@@ -169,12 +176,9 @@ fn http(address: std::net::SocketAddr, head: &str, body: &str) -> String {
 fn http_takes_calls_and_shows_what_hosts_have_done() {
     let directory = tempfile::tempdir().unwrap();
     let (socket, state) = (directory.path().join("rpc.sock"), directory.path().join("state"));
-    // A port that is free now.
-    let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let address = free.local_addr().unwrap();
-    drop(free);
-    let port = address.port().to_string();
-    let words = ["--state-dir", state.to_str().unwrap(), "--http", &port, "--metrics", &port];
+    let address = support::own_address();
+    let at = address.to_string();
+    let words = ["--state-dir", state.to_str().unwrap(), "--http", &at, "--metrics", &at];
     let served = Served::start(&socket, &words);
     configure(&socket, NQN, 2048);
     assert!(http(address, "GET /readyz HTTP/1.1", "").starts_with("HTTP/1.1 200 OK"));

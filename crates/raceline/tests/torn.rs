@@ -143,8 +143,8 @@ impl Run {
 
 /// Reads and writes from several connections; the target is killed and started again meanwhile, `kills` times.
 fn is_never_torn(device: &str, block_size: usize, kills: u32) {
-    let target = Export::start(&[device, "--nqn", TARGET]);
-    let listener = format!("{}:{}", target.address, target.port);
+    let listener = support::own_address().to_string();
+    let target = Export::start(&[device, "--nqn", TARGET, "-l", &listener]);
     let run = Run {
         address: listener.parse().unwrap(),
         nqn: Nqn::new(&target.nqn).unwrap(),

@@ -62,7 +62,7 @@ impl Target {
                     self.answer(id, token, cid, None)?;
                 }
                 TargetPortEvent::Queue(TargetEvent::Lost(loss)) => println!("target: {loss}"),
-                TargetPortEvent::Queue(_) => {}
+                TargetPortEvent::Queue(_) | TargetPortEvent::Asked(_) => {}
             }
         }
         self.port.settle(now);
@@ -201,8 +201,10 @@ impl Host {
 }
 
 fn run(address: IpAddr, commands: u32) -> Result<(), Failure> {
-    let (mut device, mut host_device) =
-        (RdmaDevice::open(address, 1024)?, RdmaDevice::open_towards((address, PORT).into(), 1024)?);
+    let (mut device, mut host_device) = (
+        RdmaDevice::open((address, PORT).into(), 1024)?,
+        RdmaDevice::open_towards((address, PORT).into(), 1024)?,
+    );
     println!("{:?}", device.capabilities());
     let is_iwarp = device.capabilities().is_iwarp;
     let access = if is_iwarp { Access::HOST_DATA } else { Access::LOCAL };
@@ -224,7 +226,8 @@ fn run(address: IpAddr, commands: u32) -> Result<(), Failure> {
     let request = QueueRequest { qid: QueueId(1), receives: 32, entries: 32, cntlid: None };
     let address = SocketAddr::new(address, PORT);
     let start = Instant::now();
-    host.port.connect(ConnectConfig { address, request, capsule_len: 64 + 4096 }, start)?;
+    host.port
+        .connect(ConnectConfig { address, source: None, request, capsule_len: 64 + 4096 }, start)?;
     let mut checked = start;
     while !(host.closed && target.closed) {
         let now = Instant::now();

@@ -1,4 +1,6 @@
-//! How many commands per second of CPU time both ends of a queue and the simulated network do.
+//! How many commands per second of CPU time each end of a queue does, and both with the simulated network between them.
+//!
+//! What an end does is its protocol and its calls of the device: posting and polling.
 //!
 //! `cargo run --release -p raceline-rdma --example rate [SECONDS]`
 
@@ -45,6 +47,20 @@ fn serve(port: &mut TargetPort<FakeDevice>, data: &Region, now: Instant) {
     port.settle(now);
 }
 
+/// CPU time of the parts of a round.
+#[derive(Default)]
+struct Spent {
+    host: Duration,
+    network: Duration,
+    target: Duration,
+}
+
+/// The CPU time since the last call.
+fn lap(since: &mut Duration) -> Duration {
+    let now = cpu_time();
+    now.saturating_sub(std::mem::replace(since, now))
+}
+
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(3);
     let address = SocketAddr::from(([192, 0, 2, 1], 4420));
@@ -61,13 +77,14 @@ fn main() {
     let start = Instant::now();
     let entries = u32::from(ENTRIES);
     let request = QueueRequest { qid: QueueId(1), receives: ENTRIES, entries, cntlid: None };
-    let config = ConnectConfig { address, request, capsule_len: 64 };
+    let config = ConnectConfig { address, source: None, request, capsule_len: 64 };
     if let Err(error) = host.connect(config, start) {
         return println!("{error}");
     }
     let block = KeyedBlock { address: memory.address, len: BYTES, key: memory.rkey };
     let sqe = Sqe { opc: 2, ..Sqe::default() };
     let (mut live, mut completed): (Option<ConnectionId>, u64) = (None, 0);
+    let (mut spent, mut since) = (Spent::default(), cpu_time());
     while start.elapsed() < Duration::from_secs(seconds) {
         for _ in 0..64 {
             host.poll(start);
@@ -83,18 +100,25 @@ fn main() {
                 while queue.submit(provider, &sqe, transfer).is_ok() {}
             }
             host.poll(start);
+            spent.host += lap(&mut since);
             while network.step() {}
+            spent.network += lap(&mut since);
             serve(&mut target, &data, start);
+            spent.target += lap(&mut since);
             while network.step() {}
+            spent.network += lap(&mut since);
         }
     }
-    let Some(busy) = cpu_time() else { return println!("no /proc/self/schedstat") };
-    let rate = u128::from(completed) * 1_000_000_000 / busy.as_nanos().max(1);
-    println!("{rate} commands per second of CPU time, by both ends and the network between them");
+    let rate = |time: Duration| u128::from(completed) * 1_000_000_000 / time.as_nanos().max(1);
+    let Spent { host, network, target, .. } = spent;
+    println!("commands per second of CPU time:");
+    println!("{:>9} the target's end", rate(target));
+    println!("{:>9} the host's end", rate(host));
+    println!("{:>9} both ends and the network between them", rate(host + network + target));
 }
 
 /// The time that this thread was on a CPU: other programs may have taken the rest.
-fn cpu_time() -> Option<Duration> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

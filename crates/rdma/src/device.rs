@@ -5,41 +5,52 @@
 //! has ended; everybody else has only its address for work requests.
 #![allow(unsafe_code)]
 
+mod alarms;
 mod connections;
 mod layout;
 mod library;
 mod memory;
 mod news;
+mod quirks;
 mod removal;
+mod sharing;
+#[cfg(test)]
+mod stub;
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use raceline_proto::rdma::WorkStatus;
 
 use crate::foreign::Foreign;
+use crate::numbers::Numbers;
 use crate::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, Operation, PairConfig, PostError,
-    Provider, ProviderError, RecvWork, Region, SendWork, Slice,
+    Access, Capabilities, Completion, ConnectionId, Event, Operation, POLL_BATCH, PairConfig,
+    PostError, Provider, ProviderError, RecvWork, Region, SendWork, Slice,
 };
+use alarms::Mailbox;
 use connections::Connections;
 use layout::{
     CmId, CompletionChannel, CompletionQueue, DEVICE_MEM_MGT_EXTENSIONS, DeviceAttributes, Element,
-    EventChannel, QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest,
-    SharedAttributes, SharedQueue, TRANSPORT_IWARP, VerbsContext, WC_WITH_INV, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_INV, WorkCompletion,
+    QueuePair, RecvRequest, SEND_INLINE, SEND_SIGNALED, SendRequest, SharedAttributes, SharedQueue,
+    TRANSPORT_IWARP, VerbsContext, WC_WITH_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
+    WR_SEND_WITH_INV, WorkCompletion,
 };
 use library::Functions;
 use memory::Memory;
+use sharing::Channel;
 
 pub use library::{load_libraries, seal};
 pub use news::{NewsSet, Ticks};
 
-/// Completions that one call takes from the device.
-const POLL: usize = 32;
+/// Events of the connection manager that are looked at when a device is given up.
+const LAST_EVENTS: u32 = 1024;
 
 /// What the last call of a library says.
 fn last_error(what: &'static str) -> ProviderError {
@@ -50,7 +61,7 @@ fn last_error(what: &'static str) -> ProviderError {
         Some(libc::EACCES | libc::EPERM) => "; may this process open /dev/infiniband?",
         _ => "",
     };
-    ProviderError { what, why: format!("{error}{hint}") }
+    ProviderError::new(what, format!("{error}{hint}")).of_kind(error.kind())
 }
 
 /// What one core has of one device.
@@ -64,7 +75,10 @@ pub struct RdmaDevice {
     shared: *mut SharedQueue,
     /// Tells of completions, when asked.
     notices: *mut CompletionChannel,
-    channel: *mut EventChannel,
+    channel: Arc<Channel>,
+    /// With which it was opened.
+    address: SocketAddr,
+    wanted_completions: u32,
     /// An epoll instance that waits for both channels; `None` until it is made.
     news: Option<NewsSet>,
     /// Bound to the address: holds the device.
@@ -73,6 +87,12 @@ pub struct RdmaDevice {
     name: String,
     memory: Memory,
     connections: Connections,
+    /// Copies of what the kernel says of the device unasked.
+    mailbox: Option<Arc<Mailbox>>,
+    /// The kernel has nothing more to say of it.
+    is_deaf: bool,
+    /// Events that follow from that.
+    pending: VecDeque<Event>,
     polled: Vec<WorkCompletion>,
     elements: Vec<Element>,
     sends: Vec<SendRequest>,
@@ -86,17 +106,21 @@ impl std::fmt::Debug for Functions {
 }
 
 impl RdmaDevice {
-    /// Opens the device that has this address, with a completion queue of up to so many entries.
+    /// Opens the device that has this address, with a completion queue of up to so many entries. The port does not matter; the
+    /// scope of an address that is of a link only does.
     ///
     /// # Errors
     /// When the libraries are missing, no device has the address, or the device refuses.
-    pub fn open(address: IpAddr, completions: u32) -> Result<Self, ProviderError> {
-        let functions = library::functions()?;
-        // SAFETY: no arguments.
-        let channel = unsafe { (functions.rdma_create_event_channel)() };
-        if channel.is_null() {
-            return Err(last_error("opening the RDMA connection manager (module rdma_ucm)"));
-        }
+    pub fn open(address: SocketAddr, completions: u32) -> Result<Self, ProviderError> {
+        Self::open_by(library::functions()?, address, completions)
+    }
+
+    fn open_by(
+        functions: &'static Functions,
+        address: SocketAddr,
+        completions: u32,
+    ) -> Result<Self, ProviderError> {
+        let channel = Channel::new(functions)?;
         let mut device = Self {
             functions,
             context: null_mut(),
@@ -105,12 +129,15 @@ impl RdmaDevice {
             shared: null_mut(),
             notices: null_mut(),
             channel,
+            address,
+            wanted_completions: completions,
             news: None,
             anchor: null_mut(),
             capabilities: Capabilities {
                 completions: 0,
                 work_requests: 0,
                 shared_receives: 0,
+                tells_last_receive: false,
                 reads_answered: 0,
                 reads_begun: 0,
                 inline_bytes: 64,
@@ -120,7 +147,10 @@ impl RdmaDevice {
             name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
-            polled: vec![WorkCompletion::default(); POLL],
+            mailbox: None,
+            is_deaf: false,
+            pending: VecDeque::new(),
+            polled: vec![WorkCompletion::default(); POLL_BATCH],
             elements: Vec::new(),
             sends: Vec::new(),
             receives: Vec::new(),
@@ -137,34 +167,45 @@ impl RdmaDevice {
     /// # Errors
     /// Like [`Self::open`].
     pub fn open_towards(peer: SocketAddr, completions: u32) -> Result<Self, ProviderError> {
+        Self::open(Self::address_towards(peer)?, completions)
+    }
+
+    /// The address of this machine from which this address is reached.
+    ///
+    /// # Errors
+    /// When there is no route.
+    pub fn address_towards(peer: SocketAddr) -> Result<SocketAddr, ProviderError> {
         let local = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let route = UdpSocket::bind(local).and_then(|socket| {
             socket.connect(peer)?;
             socket.local_addr()
         });
         let what = "finding the route to the target";
-        let route = route.map_err(|error| ProviderError { what, why: error.to_string() })?;
-        Self::open(route.ip(), completions)
+        let mut route = route.map_err(|error| ProviderError::new(what, error.to_string()))?;
+        route.set_port(0);
+        Ok(route)
     }
 
     /// The descriptor that is readable when there are events of the connection manager.
     #[must_use]
     pub fn event_fd(&self) -> RawFd {
-        // SAFETY: the channel lives as long as this value.
-        unsafe { (*self.channel).fd }
+        self.channel.fd()
     }
 
-    fn open_context(&mut self, address: IpAddr) -> Result<(), ProviderError> {
+    fn open_context(&mut self, mut address: SocketAddr) -> Result<(), ProviderError> {
         news::set_nonblocking(self.event_fd())?;
         self.anchor = self.create_id()?;
-        self.bind(self.anchor, SocketAddr::new(address, 0))?;
+        address.set_port(0);
+        self.bind(self.anchor, address)?;
         // SAFETY: `anchor` is alive; binding has filled in its device.
         self.context = unsafe { (*self.anchor).verbs };
         if self.context.is_null() {
+            let address = address.ip();
             let why =
                 format!("{address} is not the address of an RDMA device (rdma link shows them)");
-            return Err(ProviderError { what: "finding the RDMA device", why });
+            return Err(ProviderError::new("finding the RDMA device", why));
         }
+        self.memory.set_context(self.context);
         removal::enter(self.context);
         Ok(())
     }
@@ -186,19 +227,22 @@ impl RdmaDevice {
             let device = (*self.context).device;
             ((*device).transport_type == TRANSPORT_IWARP, (*device).name)
         };
-        // Devices that say they can, and fail or confuse hosts when they do.
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         self.name = String::from_utf8_lossy(&name[..end]).into_owned();
-        let is_unsafe = name.starts_with(b"bnxt_re") || name.starts_with(b"rxe");
+        let fails =
+            quirks::fails_to_invalidate(attributes.vendor_id, &self.name, Path::new(quirks::SYSFS));
+        let loses =
+            quirks::loses_receives(attributes.vendor_id, &self.name, Path::new(quirks::SYSFS));
         let can_invalidate = attributes.device_cap_flags & DEVICE_MEM_MGT_EXTENSIONS != 0;
         self.capabilities = Capabilities {
             completions,
             work_requests: number(attributes.max_qp_wr),
             shared_receives: if attributes.max_srq > 0 { number(attributes.max_srq_wr) } else { 0 },
+            tells_last_receive: !is_iwarp && !loses,
             reads_answered: byte(attributes.max_qp_rd_atom),
             reads_begun: byte(attributes.max_qp_init_rd_atom),
             inline_bytes: 64,
-            send_with_invalidate: can_invalidate && !is_unsafe,
+            send_with_invalidate: can_invalidate && !fails,
             is_iwarp,
         };
         // SAFETY: the context is alive.
@@ -256,6 +300,33 @@ impl RdmaDevice {
             return Ok(());
         }
         Err(PostError { posted: posted_before(&self.receives, bad) })
+    }
+
+    /// Takes up to so many completions from the device; gives how many.
+    #[inline]
+    fn take_completions(&mut self, room: usize) -> usize {
+        let count = c_int::try_from(room).unwrap_or(0);
+        // SAFETY: the completion queue and its context are alive.
+        let Some(poll) = (unsafe { (*(*self.completions).context).ops.poll_cq }) else { return 0 };
+        // SAFETY: there is room for `count` completions.
+        let taken = unsafe { poll(self.completions, count, self.polled.as_mut_ptr()) };
+        usize::try_from(taken).unwrap_or(0).min(room)
+    }
+
+    /// Takes all completions that are there, for the next calls of `poll`.
+    fn keep_completions(&mut self) {
+        // Others may come all the time. Those that are there now are among so many.
+        let entries = usize::try_from(self.capabilities.completions).unwrap_or(usize::MAX);
+        for _ in 0..=entries / POLL_BATCH {
+            let taken = self.take_completions(POLL_BATCH);
+            for n in 0..taken {
+                let done = translate(&self.connections.numbers, &self.polled[n]);
+                self.connections.numbers.keep(done);
+            }
+            if taken < POLL_BATCH {
+                break;
+            }
+        }
     }
 
     fn send_request(work: &SendWork) -> SendRequest {
@@ -332,8 +403,16 @@ impl Provider for RdmaDevice {
         self.begin_listening(address)
     }
 
-    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
-        self.begin_resolving(address)
+    fn stop_listening(&mut self) {
+        self.end_listening();
+    }
+
+    fn resolve(
+        &mut self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<ConnectionId, ProviderError> {
+        self.begin_resolving(address, source)
     }
 
     fn create_pair(
@@ -375,7 +454,7 @@ impl Provider for RdmaDevice {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.take_event()
+        self.pending.pop_front().or_else(|| self.take_event())
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
@@ -426,7 +505,7 @@ impl Provider for RdmaDevice {
     fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
         let what = "making a shared receive queue";
         if !self.shared.is_null() {
-            return Err(ProviderError { what, why: "there is one already".to_owned() });
+            return Err(ProviderError::new(what, "there is one already"));
         }
         let mut attributes =
             SharedAttributes { context: null_mut(), max_wr: entries, max_sge: 1, srq_limit: 0 };
@@ -456,31 +535,35 @@ impl Provider for RdmaDevice {
     }
 
     fn poll(&mut self, into: &mut Vec<Completion>) {
-        let room = (into.capacity() - into.len()).min(POLL);
-        let count = c_int::try_from(room).unwrap_or(0);
-        // SAFETY: the completion queue and its context are alive.
-        let Some(poll) = (unsafe { (*(*self.completions).context).ops.poll_cq }) else { return };
-        // SAFETY: there is room for `count` completions.
-        let taken = unsafe { poll(self.completions, count, self.polled.as_mut_ptr()) };
-        let taken = usize::try_from(taken).unwrap_or(0).min(room);
-        for done in &self.polled[..taken] {
-            // Completions of a queue pair that was destroyed may still come.
-            let connection =
-                self.connections.by_number(done.qp_num).unwrap_or(ConnectionId::NOBODY);
-            let is_invalidated = done.status == 0 && done.wc_flags & WC_WITH_INV != 0;
-            into.push(Completion {
-                connection,
-                id: done.wr_id,
-                status: WorkStatus(done.status),
-                bytes: done.byte_len,
-                invalidated: is_invalidated.then_some(done.invalidated_rkey),
-            });
-        }
+        self.connections.numbers.give_kept(into);
+        let room = (into.capacity() - into.len()).min(POLL_BATCH);
+        let taken = self.take_completions(room);
+        let numbers = &self.connections.numbers;
+        into.extend(self.polled[..taken].iter().map(|done| translate(numbers, done)));
+    }
+}
+
+/// A completion with the name of its connection. One of a queue pair that was destroyed may still come.
+#[inline]
+fn translate(numbers: &Numbers, done: &WorkCompletion) -> Completion {
+    let is_invalidated = done.status == 0 && done.wc_flags & WC_WITH_INV != 0;
+    Completion {
+        connection: numbers.of(done.qp_num),
+        id: done.wr_id,
+        status: WorkStatus(done.status),
+        bytes: done.byte_len,
+        invalidated: is_invalidated.then_some(done.invalidated_rkey),
     }
 }
 
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
+        // The manager may have said that the device is gone, and nobody has asked since.
+        for _ in 0..LAST_EVENTS {
+            if self.context.is_null() || self.take_event().is_none() {
+                break;
+            }
+        }
         self.forget_all();
         self.unshare_receives();
         self.memory.clear();
@@ -504,7 +587,62 @@ impl Drop for RdmaDevice {
             if !self.anchor.is_null() {
                 (self.functions.rdma_destroy_id)(self.anchor);
             }
-            (self.functions.rdma_destroy_event_channel)(self.channel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stub::{open, stub};
+    use super::*;
+
+    #[test]
+    fn a_completion_is_not_that_of_the_next_queue_pair_with_the_number() {
+        stub(|stub| stub.inline = 64);
+        let address = "192.0.2.1:0".parse().unwrap();
+        let mut device = RdmaDevice::open_by(super::stub::library(), address, 200).unwrap();
+        let config = PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 0 };
+        let connect = |device: &mut RdmaDevice| {
+            let id = device.create_id().unwrap();
+            let connection = device.connections.add(id);
+            device.make_pair(connection, &config).unwrap();
+            connection
+        };
+        // All queue pairs of this library have the same number.
+        let first = connect(&mut device);
+        let done = |wr_id| {
+            let mut done = WorkCompletion::default();
+            done.wr_id = wr_id;
+            done
+        };
+        let most = 2 * u64::try_from(POLL_BATCH).unwrap() + 3;
+        stub(|stub| stub.completions.extend((0..most).map(done)));
+        device.destroy(first);
+        let next = connect(&mut device);
+        stub(|stub| stub.completions.push_back(done(most)));
+        let mut all = Vec::new();
+        loop {
+            let mut some = Vec::with_capacity(10);
+            device.poll(&mut some);
+            if some.is_empty() {
+                break;
+            }
+            all.extend(some);
+        }
+        let ids: Vec<u64> = all.iter().map(|done| done.id).collect();
+        assert_eq!(ids, (0..=most).collect::<Vec<_>>(), "each comes once, in order");
+        let of_next: Vec<u64> =
+            all.iter().filter(|done| done.connection == next).map(|done| done.id).collect();
+        assert_eq!(of_next, [most]);
+    }
+
+    #[test]
+    fn whether_a_device_can_invalidate_is_not_a_matter_of_its_name() {
+        for (vendor, can) in [(0x14e4, false), (0x02c9, true)] {
+            stub(|stub| (stub.vendor, stub.name) = (vendor, "storage0"));
+            let device = open();
+            assert_eq!(device.capabilities.send_with_invalidate, can, "{vendor:x}");
+            assert_eq!(device.name(), "storage0");
         }
     }
 }

@@ -17,16 +17,18 @@ mod state;
 use std::io::PipeReader;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
+
+use zerocopy::IntoBytes;
 
 use crate::foreign::Foreign;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
     ProviderError, RecvWork, Region, SendWork, Slice,
 };
-use crate::waiting::WaitingDevice;
-use state::{Node, State, index};
+use crate::waiting::{Given, Kin, WaitingDevice};
+use state::{Node, State, id, index};
 
 /// What kind of devices the network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +51,12 @@ pub struct Faults {
     pub stale: u32,
     /// An accept that does not reach the host.
     pub lost_accept: u32,
+    /// A target that is not told that its connection is established.
+    pub lost_word: u32,
     /// A step of the network after which a connection is cut.
     pub cut: u32,
+    /// A message amid which its connection is cut: it has taken a receive.
+    pub cut_message: u32,
     /// A step of the network after which a device is removed.
     pub removal: u32,
 }
@@ -70,6 +76,13 @@ pub struct NetworkConfig {
     pub completions: u32,
     /// Receives that the queue pairs of a device can share; 0: none.
     pub shared_receives: u32,
+    /// Devices end the receives of queue pairs that fail, and tell of the last one. Otherwise the receive of a message that
+    /// has come in part is lost, as soft RoCE loses it.
+    pub tells_last_receive: bool,
+    /// Devices say that they tell of the last receive, and never do.
+    pub promises_to_tell: bool,
+    /// The next queue pair gets the number of the one that was destroyed last.
+    pub reuses_numbers: bool,
     /// RDMA READs at a time on a queue pair.
     pub reads: u8,
     /// What goes wrong.
@@ -85,10 +98,41 @@ impl Default for NetworkConfig {
             not_ready: Duration::from_millis(1),
             completions: 1 << 16,
             shared_receives: 1 << 12,
+            tells_last_receive: true,
+            promises_to_tell: false,
+            reuses_numbers: false,
             reads: 16,
             faults: Faults::default(),
         }
     }
+}
+
+/// What one core has of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoreUse {
+    /// Queue pairs whose completions come here.
+    pub pairs: usize,
+    /// Those among them that take receives from the core's shared queue.
+    pub sharing: usize,
+    /// Room in the core's shared receive queue; 0: there is none.
+    pub shared_receives: u32,
+    /// Receives in it that no message has taken.
+    pub posted: usize,
+    /// Requests of other cores that were taken over.
+    pub taken: usize,
+    /// Bytes of memory that it has registered.
+    pub registered: usize,
+}
+
+/// What happens to one queue pair, and to no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The network ends its connection.
+    Cut,
+    /// The peer's next RDMA READ or WRITE has a key that is not valid.
+    BadKey,
+    /// Messages of the peer find no receive any longer.
+    NoReceives,
 }
 
 /// The network. Its devices may be on different threads; whoever calls [`Network::step`] drives all of them.
@@ -101,8 +145,17 @@ struct Shared(Arc<Mutex<State>>);
 
 impl Shared {
     /// A thread that has panicked while it held the state ends the test anyway.
+    ///
+    /// No call of an adapter puts its caller to sleep, so none does here: a thread that counts its sleeps would count
+    /// those for a lock that no real adapter has.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        loop {
+            match self.0.try_lock() {
+                Ok(state) => return state,
+                Err(TryLockError::Poisoned(state)) => return state.into_inner(),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
     }
 }
 
@@ -120,7 +173,7 @@ impl Network {
     #[must_use]
     pub fn add_device(&self) -> FakeDevice {
         let (bell, ringer) = std::io::pipe().expect("a pipe");
-        let node = self.0.lock().add_node(ringer);
+        let node = self.0.lock().add_node(ringer, None);
         FakeDevice { network: self.0.clone(), node, bell }
     }
 
@@ -164,8 +217,16 @@ impl Network {
     #[must_use]
     pub fn memory_of(&self, address: SocketAddr) -> Vec<(Region, Vec<u8>)> {
         let state = self.0.lock();
-        let listens = |node: &&Node| !node.is_removed && node.listeners.contains(&address);
-        state.nodes.iter().find(listens).map_or(Vec::new(), |node| node.memory.all())
+        let nodes = state.nodes_at(address);
+        nodes.into_iter().flat_map(|node| state.nodes[node].memory.all()).collect()
+    }
+
+    /// What each core has of the device that listens at an address, in the order in which they have opened it.
+    #[must_use]
+    pub fn cores_of(&self, address: SocketAddr) -> Vec<CoreUse> {
+        let state = self.0.lock();
+        let nodes = state.nodes_at(address);
+        nodes.into_iter().map(|node| state.core_use(node)).collect()
     }
 
     /// Whether devices refuse to register memory of their own from now on.
@@ -179,14 +240,40 @@ impl Network {
         self.0.lock().memory_refusals
     }
 
+    /// Where the connections of hosts were told to come from, in the order in which they began.
+    #[must_use]
+    pub fn sources(&self) -> Vec<Option<SocketAddr>> {
+        let state = self.0.lock();
+        state.pairs.iter().filter(|pair| pair.is_active).map(|pair| pair.source).collect()
+    }
+
     /// Nothing goes wrong by itself from now on.
     pub fn stop_faults(&self) {
         self.0.lock().config.faults = Faults::default();
     }
 
+    /// What the device with this number has, as one core uses it.
+    #[must_use]
+    pub fn core_numbered(&self, number: usize) -> CoreUse {
+        self.0.lock().core_use(number)
+    }
+
+    /// Makes trouble for a queue pair of the device with this number: the first that there is, or a later one.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn make_trouble(&self, number: usize, nth: usize, trouble: Trouble) {
+        self.0.lock().make_trouble(number, nth, trouble);
+    }
+
     /// Cuts all connections.
     pub fn cut_all(&self) {
-        self.0.lock().cut_all();
+        self.0.lock().cut_all_of(|_| true);
+    }
+
+    /// Cuts the connections of the device with this number.
+    pub fn cut_numbered(&self, number: usize) {
+        self.0.lock().cut_all_of(|pair| pair.node == number);
     }
 
     /// Removes the device that listens at an address, and is there.
@@ -197,12 +284,17 @@ impl Network {
         let mut state = self.0.lock();
         let listens = |node: &Node| !node.is_removed && node.listeners.contains(&address);
         let node = state.nodes.iter().position(listens);
-        state.remove_node(node.expect("a device listens there"));
+        state.remove_device(node.expect("a device listens there"));
     }
 
     /// Removes a device.
     pub fn remove(&self, device: &FakeDevice) {
-        self.0.lock().remove_node(device.node);
+        self.remove_numbered(device.number());
+    }
+
+    /// Takes the device with this number away, as [`Self::remove`] does.
+    pub fn remove_numbered(&self, number: usize) {
+        self.0.lock().remove_device(number);
     }
 }
 
@@ -216,6 +308,12 @@ pub struct FakeDevice {
 }
 
 impl FakeDevice {
+    /// The device's number in its network.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.node
+    }
+
     /// A key for a part of a registration, which a peer may invalidate: what a kernel's fast registration makes.
     ///
     /// # Panics
@@ -237,6 +335,11 @@ impl FakeDevice {
         state.pairs[index(connection)].sinks.iter().copied().collect()
     }
 
+    /// Its completion queue has so many entries, instead of those of the network's configuration.
+    pub fn set_completions(&mut self, entries: u32) {
+        self.network.lock().nodes[self.node].capacity = entries;
+    }
+
     /// Others learn this address of the device. Without one, they learn none.
     pub fn set_address(&mut self, address: IpAddr) {
         self.network.lock().nodes[self.node].address = Some(address);
@@ -248,12 +351,30 @@ impl FakeDevice {
         self.network.lock().nodes[self.node].takes_nothing = takes_nothing;
     }
 
+    /// The next message of a connection stops when a part of it has come: it has a receive of the peer, and the rest is never
+    /// sent.
+    pub fn stop_amid_message(&mut self, connection: ConnectionId) {
+        self.network.lock().pairs[index(connection)].stops_amid = true;
+    }
+
+    /// Cuts one connection.
+    pub fn cut(&mut self, connection: ConnectionId) {
+        self.network.lock().cut(index(connection));
+    }
+
     /// Posts a request as it is, of a user that does not keep to rules.
     ///
     /// # Errors
     /// When the device refuses.
     pub fn post_raw(&mut self, connection: ConnectionId, work: SendWork) -> Result<(), PostError> {
         self.network.lock().post_send(self.node, connection, &[work], true)
+    }
+}
+
+impl Drop for FakeDevice {
+    /// Nobody listens any longer where it did.
+    fn drop(&mut self) {
+        self.network.lock().nodes[self.node].listeners.clear();
     }
 }
 
@@ -265,9 +386,10 @@ impl Provider for FakeDevice {
     fn capabilities(&self) -> Capabilities {
         let state = self.network.lock();
         Capabilities {
-            completions: state.config.completions,
+            completions: state.nodes[self.node].capacity,
             work_requests: 1 << 14,
             shared_receives: state.config.shared_receives,
+            tells_last_receive: state.config.tells_last_receive || state.config.promises_to_tell,
             reads_answered: state.config.reads,
             reads_begun: state.config.reads,
             inline_bytes: 64,
@@ -283,8 +405,7 @@ impl Provider for FakeDevice {
         }
         if state.refuses_memory {
             state.memory_refusals += 1;
-            let why = "there is no memory".to_owned();
-            return Err(ProviderError { what: "registering memory", why });
+            return Err(ProviderError::new("registering memory", "there is no memory"));
         }
         Ok(state.nodes[self.node].memory.register(len, access))
     }
@@ -329,8 +450,16 @@ impl Provider for FakeDevice {
         self.network.lock().listen(self.node, address)
     }
 
-    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
-        self.network.lock().resolve(self.node, address)
+    fn stop_listening(&mut self) {
+        self.network.lock().nodes[self.node].listeners.clear();
+    }
+
+    fn resolve(
+        &mut self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<ConnectionId, ProviderError> {
+        self.network.lock().resolve(self.node, address, source)
     }
 
     fn create_pair(
@@ -378,7 +507,8 @@ impl Provider for FakeDevice {
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
         let state = self.network.lock();
         let peer = state.pairs[index(connection)].peer?;
-        let address = state.nodes[state.pairs[peer].node].address?;
+        let source = state.pairs[peer].source.map(|source| source.ip());
+        let address = source.or(state.nodes[state.pairs[peer].node].address)?;
         // Ports begin above those of services; each connection has one.
         let port = 1024 + u16::try_from(peer % 60_000).unwrap_or(0);
         Some(SocketAddr::new(address, port))
@@ -424,8 +554,65 @@ impl WaitingDevice for FakeDevice {
             }
         }
     }
+
+    fn kin(&self) -> Option<Kin> {
+        let (network, device) = (self.network.clone(), self.node);
+        Some(Box::new(move || {
+            let failed = |error: std::io::Error| {
+                ProviderError::new("opening the device for another core", error.to_string())
+            };
+            let (bell, ringer) = std::io::pipe().map_err(failed)?;
+            let mut state = network.lock();
+            if state.nodes[device].is_removed {
+                return Err(gone("opening the device for another core"));
+            }
+            let device = state.nodes[device].device;
+            let node = state.add_node(ringer, Some(device));
+            drop(state);
+            Ok(Box::new(FakeDevice { network: network.clone(), node, bell }) as _)
+        }))
+    }
+
+    fn give(&mut self, request: ConnectionId) -> Option<Given> {
+        let state = self.network.lock();
+        let pair = state.pairs.get(index(request))?;
+        let is_request = pair.node == self.node && pair.config.is_none() && !pair.is_active;
+        drop(state);
+        let pair = is_request.then_some(index(request))?;
+        Some(Given::new(Request { network: self.network.clone(), pair: Some(pair) }))
+    }
+
+    fn take(&mut self, request: Given) -> Result<ConnectionId, ProviderError> {
+        let Some(mut request) = request.into_kind::<Request>() else {
+            let why = "it is no simulated device's";
+            return Err(ProviderError::new("taking a request over", why));
+        };
+        let Some(pair) = request.pair else { return Err(gone("taking a request over")) };
+        let given = self.network.lock().give_to(pair, self.node);
+        // An error drops the request, which takes the lock.
+        given?;
+        request.pair = None;
+        Ok(id(pair))
+    }
+}
+
+/// A request that nobody has answered, between two cores.
+struct Request {
+    network: Shared,
+    /// `None`: somebody has taken it over.
+    pair: Option<usize>,
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let Some(pair) = self.pair else { return };
+        let mut state = self.network.lock();
+        let node = state.pairs[pair].node;
+        state.reject(node, id(pair), Given::last_words().as_bytes());
+        state.destroy(node, id(pair));
+    }
 }
 
 fn gone(what: &'static str) -> ProviderError {
-    ProviderError { what, why: "the device is gone".to_owned() }
+    ProviderError::new(what, "the device is gone")
 }

@@ -9,24 +9,26 @@ use raceline_proto::rdma::{AcceptData, QueueRequest, RejectData, RejectStatus};
 use crate::Loss;
 use crate::host_queue::{HostEvent, HostQueue, HostQueueConfig};
 use crate::verbs::{
-    Access, Completion, ConnectionId, Event, PairConfig, Provider, ProviderError, Region, Rejection,
+    Access, Completion, ConnectionId, Event, POLL_BATCH, PairConfig, Provider, ProviderError,
+    Region, Rejection,
 };
 
 /// Each step of connecting has this long.
 const STEP: Duration = Duration::from_secs(3);
 /// After this time nobody waits for the completions of a queue pair that has ended.
 const DRAIN: Duration = Duration::from_secs(1);
-/// Completions that one call of [`HostPort::poll`] takes at most.
-const COMPLETIONS_PER_POLL: usize = 64;
 
 /// A queue to connect.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectConfig {
     /// The target's listener.
     pub address: SocketAddr,
+    /// Where the connection comes from; `None`: from where the address is reached.
+    pub source: Option<SocketAddr>,
     /// What the target is asked for. Commands outstanding are one fewer than the entries, and receives as many.
     pub request: QueueRequest,
-    /// Bytes of a capsule: IOCCSZ * 16; 64 on the admin queue.
+    /// Bytes of memory for each capsule: 64, and the data or descriptors of those that are not made elsewhere
+    /// ([`HostTransfer::CapsuleIn`](crate::HostTransfer)).
     pub capsule_len: u32,
 }
 
@@ -36,6 +38,11 @@ pub enum ConnectError {
     /// The target refuses the queue.
     #[error("the target rejected the queue: {0}")]
     Rejected(RejectStatus),
+    /// The target refuses the queue, and gives no reason.
+    #[error(
+        "the target rejected the queue and gave no reason; is it one for NVMe/RDMA, and does its log say why?"
+    )]
+    Unexplained,
     /// The target still has an older connection of the same numbers.
     #[error("the target still has a connection from before; try again shortly")]
     Stale,
@@ -53,6 +60,19 @@ pub enum ConnectError {
     /// This end's device refuses.
     #[error("{0}")]
     Provider(ProviderError),
+    /// The completion queue would overflow, and end all queues.
+    #[error(
+        "the queue needs {needed} entries of this end's completion queue, and {free} of {all} are left: use shorter \
+         queues"
+    )]
+    Completions {
+        /// Of this queue.
+        needed: u32,
+        /// Those that no queue has.
+        free: u32,
+        /// Those that the device has made.
+        all: u32,
+    },
 }
 
 impl ConnectError {
@@ -90,6 +110,8 @@ struct Connection {
     config: ConnectConfig,
     queue: Option<HostQueue>,
     regions: Vec<Region>,
+    /// Completions that it can have at a time.
+    completions: u32,
     is_dirty: bool,
 }
 
@@ -100,7 +122,13 @@ pub struct HostPort<P> {
     connections: BTreeMap<ConnectionId, Connection>,
     events: VecDeque<(ConnectionId, HostPortEvent)>,
     completions: Vec<Completion>,
+    /// Completions that all connections can have at a time.
+    promised: u32,
     dirty: Vec<ConnectionId>,
+    /// Connections that are ending.
+    ending: usize,
+    /// The device was removed.
+    is_device_gone: bool,
 }
 
 impl<P: Provider> HostPort<P> {
@@ -110,8 +138,11 @@ impl<P: Provider> HostPort<P> {
             provider,
             connections: BTreeMap::new(),
             events: VecDeque::new(),
-            completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
+            completions: Vec::with_capacity(POLL_BATCH),
+            promised: 0,
             dirty: Vec::new(),
+            ending: 0,
+            is_device_gone: false,
         }
     }
 
@@ -120,10 +151,23 @@ impl<P: Provider> HostPort<P> {
         &mut self.provider
     }
 
+    /// Whether the device was removed: it makes no connection any more.
+    #[must_use]
+    pub fn is_device_gone(&self) -> bool {
+        self.is_device_gone
+    }
+
     /// Connections, those that are ending included.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    /// Whether a connection is ending, and waits for what its device still has to say: until [`Self::check_deadlines`]
+    /// gives up.
+    #[must_use]
+    pub fn has_ending(&self) -> bool {
+        self.ending > 0
     }
 
     /// Begins a connection.
@@ -135,10 +179,17 @@ impl<P: Provider> HostPort<P> {
         config: ConnectConfig,
         now: Instant,
     ) -> Result<ConnectionId, ConnectError> {
-        let id = self.provider.resolve(config.address).map_err(ConnectError::Provider)?;
+        let id =
+            self.provider.resolve(config.address, config.source).map_err(ConnectError::Provider)?;
         let stage = Stage::Resolving { since: now };
-        let connection =
-            Connection { stage, config, queue: None, regions: Vec::new(), is_dirty: false };
+        let connection = Connection {
+            stage,
+            config,
+            queue: None,
+            regions: Vec::new(),
+            completions: 0,
+            is_dirty: false,
+        };
         self.connections.insert(id, connection);
         Ok(id)
     }
@@ -195,14 +246,23 @@ impl<P: Provider> HostPort<P> {
 
     /// Posts what was submitted, and takes nothing. Whether a queue is lost by that: then [`Self::poll`] has news.
     pub fn post(&mut self) -> bool {
+        let dirty = std::mem::take(&mut self.dirty);
         let mut is_lost = false;
-        for id in &self.dirty {
-            if let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(id) {
-                queue.flush(&mut self.provider);
-                is_lost |= queue.loss().is_some();
-            }
+        for id in &dirty {
+            is_lost |= self.post_to(*id);
         }
+        // Their events are told by the next poll.
+        self.dirty = dirty;
         is_lost
+    }
+
+    /// The same for one queue.
+    pub fn post_to(&mut self, id: ConnectionId) -> bool {
+        let Some(Connection { queue: Some(queue), .. }) = self.connections.get_mut(&id) else {
+            return false;
+        };
+        queue.flush(&mut self.provider);
+        queue.loss().is_some()
     }
 
     /// Looks at the deadlines of all connections. Call it every second or so.
@@ -223,17 +283,20 @@ impl<P: Provider> HostPort<P> {
         }
     }
 
-    /// Ends all connections at once, for an owner that waits for nothing: the peers are told, the queue pairs are
-    /// destroyed, and nothing reaches memory any more.
+    /// Ends all connections at once, as [`Self::abandon_one`] does.
     pub fn abandon(&mut self) {
-        for (id, connection) in std::mem::take(&mut self.connections) {
-            self.provider.disconnect(id);
-            self.provider.destroy(id);
-            for region in connection.regions {
-                self.provider.deregister(region);
-            }
-        }
-        self.dirty.clear();
+        let ids: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.abandon_one(id));
+    }
+
+    /// Ends a connection at once, for an owner that waits for nothing: the peer is told, the queue pair is destroyed, and
+    /// nothing reaches memory any more. No event of it comes any more, either.
+    pub fn abandon_one(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.remove(&id) else { return };
+        self.provider.disconnect(id);
+        self.provider.destroy(id);
+        self.free(connection);
+        self.events.retain(|(of, _)| *of != id);
     }
 
     /// Ends a connection from this end.
@@ -252,6 +315,11 @@ impl<P: Provider> HostPort<P> {
 
     fn handle_event(&mut self, event: Event, now: Instant) {
         let id = event.connection();
+        self.is_device_gone |= matches!(event, Event::DeviceRemoved(_));
+        if event == Event::DeviceRemoved(ConnectionId::NOBODY) {
+            let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+            return all.into_iter().for_each(|id| self.lose_device(id, now));
+        }
         let Some(connection) = self.connections.get_mut(&id) else {
             // Nobody listens here.
             if let Event::Request { .. } = event {
@@ -280,19 +348,18 @@ impl<P: Provider> HostPort<P> {
                 let error = match reason {
                     Rejection::Stale => ConnectError::Stale,
                     Rejection::Manager(status) => ConnectError::Manager(status),
-                    Rejection::Consumer(private) => ConnectError::Rejected(
-                        RejectData::parse(&private).unwrap_or(RejectStatus::Other(0)),
-                    ),
+                    Rejection::Consumer(private) => match RejectData::parse(&private) {
+                        // Private data that nobody has written are zeroes, or missing.
+                        None | Some(RejectStatus::Other(0)) => ConnectError::Unexplained,
+                        Some(status) => ConnectError::Rejected(status),
+                    },
                 };
                 self.refused(id, error, now);
             }
             Event::Failed { why, .. } => self.refused(id, ConnectError::Failed(why), now),
             Event::Disconnected(_) => self.lose(id, Loss::Disconnected, now),
-            Event::DeviceRemoved(_) => {
-                self.lose(id, Loss::DeviceRemoved, now);
-                self.finish(id);
-            }
-            Event::Request { .. } => {}
+            Event::DeviceRemoved(_) => self.lose_device(id, now),
+            Event::ReceivesEnded(_) | Event::Request { .. } => {}
         }
     }
 
@@ -303,6 +370,14 @@ impl<P: Provider> HostPort<P> {
         let can = self.provider.capabilities();
         let entries = u16::try_from(config.request.entries).unwrap_or(u16::MAX);
         let commands = entries.saturating_sub(1).max(1);
+        // A completion queue that overflows ends all its queue pairs.
+        let needed = u32::from(commands) * 2;
+        let free = can.completions.saturating_sub(self.promised);
+        if needed > free {
+            return Err(ConnectError::Completions { needed, free, all: can.completions });
+        }
+        connection.completions = needed;
+        self.promised += needed;
         let bytes = [
             HostQueueConfig::capsule_bytes(commands, config.capsule_len),
             HostQueueConfig::response_bytes(commands),
@@ -350,9 +425,7 @@ impl<P: Provider> HostPort<P> {
     fn fail(&mut self, id: ConnectionId, error: ConnectError) {
         self.provider.destroy(id);
         let Some(connection) = self.connections.remove(&id) else { return };
-        for region in connection.regions {
-            self.provider.deregister(region);
-        }
+        self.free(connection);
         self.events.push_back((id, HostPortEvent::Failed(error)));
     }
 
@@ -366,6 +439,12 @@ impl<P: Provider> HostPort<P> {
         self.advance(id, now);
     }
 
+    /// No completion comes any more, and destroying is all that the device still does.
+    fn lose_device(&mut self, id: ConnectionId, now: Instant) {
+        self.lose(id, Loss::DeviceRemoved, now);
+        self.finish(id);
+    }
+
     /// Takes the next step of a connection that ends.
     fn advance(&mut self, id: ConnectionId, now: Instant) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -376,6 +455,7 @@ impl<P: Provider> HostPort<P> {
         if connection.stage == Stage::Live {
             self.provider.disconnect(id);
             connection.stage = Stage::Draining { since: now };
+            self.ending += 1;
         }
         if queue.is_drained() {
             self.finish(id);
@@ -393,9 +473,16 @@ impl<P: Provider> HostPort<P> {
         }
         self.tell(id);
         let Some(connection) = self.connections.remove(&id) else { return };
+        self.free(connection);
+        self.events.push_back((id, HostPortEvent::Closed));
+    }
+
+    /// The queue pair is no more, and neither are its completions.
+    fn free(&mut self, connection: Connection) {
+        self.promised -= connection.completions;
+        self.ending -= usize::from(matches!(connection.stage, Stage::Draining { .. }));
         for region in connection.regions {
             self.provider.deregister(region);
         }
-        self.events.push_back((id, HostPortEvent::Closed));
     }
 }

@@ -25,7 +25,7 @@ const _: () = assert!(RESPONSE_CAPSULE_LEN == 16);
 pub struct HostQueueConfig {
     /// Commands outstanding, at most: entries of the submission queue - 1.
     pub commands: u16,
-    /// Bytes of a capsule: IOCCSZ * 16.
+    /// Bytes of memory for each capsule: 64, and the data or descriptors of those that are made there.
     pub capsule_len: u32,
     /// Bytes of a capsule that is posted inline, at most.
     pub inline_bytes: u32,
@@ -56,6 +56,14 @@ pub enum HostTransfer<'a> {
     None,
     /// These bytes, in the capsule.
     InCapsule(&'a [u8]),
+    /// In the capsule, which is made in this memory: behind its first 64 bytes, which are written here, lie so many bytes of
+    /// data. The memory belongs to the queue until the command has ended.
+    CapsuleIn {
+        /// Registered for local use.
+        memory: Region,
+        /// Bytes of data.
+        len: u32,
+    },
     /// In registered memory. The controller may be asked to invalidate the key, if it can be: that ends the registration.
     Keyed {
         /// The memory.
@@ -171,7 +179,11 @@ impl HostQueue {
             return Err(SubmitError::Full);
         }
         let (sgl1, behind) = descriptor(&transfer);
-        if behind > self.config.capsule_len.saturating_sub(64) {
+        let room = match transfer {
+            HostTransfer::CapsuleIn { memory, .. } => memory.len,
+            _ => self.config.capsule_len,
+        };
+        if behind > room.saturating_sub(64) {
             return Err(SubmitError::TooLong);
         }
         let offered = match transfer {
@@ -181,25 +193,28 @@ impl HostQueue {
         let entry = Entry { offered, ..Entry::default() };
         let cid = self.commands.insert(entry).map_err(|_| SubmitError::Full)?;
         let slot = usize::from(cid.0) & (self.commands.capacity() - 1);
-        let at = u32::try_from(slot).unwrap_or(0) * self.config.capsule_len;
+        let (capsules, at) = match transfer {
+            HostTransfer::CapsuleIn { memory, .. } => (memory, 0),
+            _ => (self.config.capsules, u32::try_from(slot).unwrap_or(0) * self.config.capsule_len),
+        };
         let sqe = Sqe { cid: cid.0.into(), flags: sqe.flags | Sqe::PSDT_SGL, sgl1, ..*sqe };
-        provider.write(&self.config.capsules, at, sqe.as_bytes());
+        provider.write(&capsules, at, sqe.as_bytes());
         match transfer {
-            HostTransfer::InCapsule(bytes) => provider.write(&self.config.capsules, at + 64, bytes),
+            HostTransfer::InCapsule(bytes) => provider.write(&capsules, at + 64, bytes),
             HostTransfer::List(list) => {
                 for (n, block) in (0..).zip(list) {
                     let descriptor = block.descriptor(false);
-                    provider.write(&self.config.capsules, at + 64 + n * 16, descriptor.as_bytes());
+                    provider.write(&capsules, at + 64 + n * 16, descriptor.as_bytes());
                 }
             }
-            HostTransfer::None | HostTransfer::Keyed { .. } => {}
+            HostTransfer::None | HostTransfer::CapsuleIn { .. } | HostTransfer::Keyed { .. } => {}
         }
         let len = 64 + behind;
         let id = self.sends.push(cid);
         self.batch.push(SendWork {
             id,
             operation: Operation::Send { invalidate: None },
-            local: self.config.capsules.slice(at, len),
+            local: capsules.slice(at, len),
             signalled: true,
             inline: len <= self.config.inline_bytes,
         });
@@ -238,7 +253,7 @@ impl HostQueue {
         while let Some(cid) = self.sends.pop_until(done.id) {
             if let Some(entry) = self.commands.get_mut(cid) {
                 entry.sent = true;
-                if entry.response.is_some() && self.loss.is_none() {
+                if entry.response.is_some() && takes_responses(self.loss) {
                     self.complete(cid);
                 }
             }
@@ -255,7 +270,7 @@ impl HostQueue {
         if !done.status.is_success() {
             return self.lose(Loss::Work("a receive", done.status));
         }
-        if self.loss.is_some() {
+        if !takes_responses(self.loss) {
             return;
         }
         let mut bytes = [0; RESPONSE_CAPSULE_LEN];
@@ -263,7 +278,8 @@ impl HostQueue {
         provider.read(&self.config.responses, u32::from(index) * RESPONSE_LEN, &mut bytes);
         let message = if len == bytes.len() { &bytes[..] } else { &[] };
         match self.take_response(message, done.invalidated) {
-            Ok(()) => self.repost(index),
+            Ok(()) if self.loss.is_none() => self.repost(index),
+            Ok(()) => self.tell_loss(),
             Err(violation) => self.lose(Loss::Violation(violation)),
         }
     }
@@ -286,8 +302,13 @@ impl HostQueue {
         Ok(())
     }
 
+    /// Ends a command, if its response has come.
     fn complete(&mut self, cid: CommandId) {
-        if let Some(Entry { response: Some((cqe, invalidated)), .. }) = self.commands.remove(cid) {
+        let is_answered = self.commands.get_mut(cid).is_some_and(|entry| entry.response.is_some());
+        if is_answered
+            && let Some(Entry { response: Some((cqe, invalidated)), .. }) =
+                self.commands.remove(cid)
+        {
             self.events.push_back(HostEvent::Completed { cid, cqe, invalidated });
         }
     }
@@ -331,26 +352,27 @@ impl HostQueue {
         self.lose(Loss::Closed);
         while self.sends.pop().is_some() {}
         self.receives = 0;
-        self.tell_loss();
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        // A response that has come counts, whatever became of the capsule.
         let left: Vec<CommandId> = self.commands.ids().collect();
+        for &cid in &left {
+            self.complete(cid);
+        }
+        self.tell_loss();
         for cid in left {
-            // A response that has come counts, whatever became of the capsule.
-            match self.commands.remove(cid) {
-                Some(Entry { response: Some((cqe, invalidated)), .. }) => {
-                    self.events.push_back(HostEvent::Completed { cid, cqe, invalidated });
-                }
-                _ => self.events.push_back(HostEvent::Ended(cid)),
+            if self.commands.remove(cid).is_some() {
+                self.events.push_back(HostEvent::Ended(cid));
             }
         }
     }
 
-    /// The driver learns of the loss once the cause is known, or no better one can come.
+    /// The driver learns of the loss once the cause is known, or no better one can come; and not before the responses that
+    /// have come.
     fn tell_loss(&mut self) {
         let Some(loss) = self.loss else { return };
-        let is_final = !loss.is_consequence() || self.is_drained();
+        let is_final = !takes_responses(self.loss) || self.is_drained();
         if is_final && !std::mem::replace(&mut self.is_told, true) {
             self.events.push_back(HostEvent::Lost(loss));
         }
@@ -379,6 +401,12 @@ impl HostQueue {
     }
 }
 
+/// Whether responses still count. A peer that disconnects has sent its last ones before that, and a device may tell of the
+/// disconnection first.
+fn takes_responses(loss: Option<Loss>) -> bool {
+    loss.is_none_or(|loss| loss.is_consequence() || loss == Loss::Disconnected)
+}
+
 /// SGL1 of a command, and how many bytes stand behind it in the capsule.
 fn descriptor(transfer: &HostTransfer<'_>) -> (SglDescriptor, u32) {
     match transfer {
@@ -388,6 +416,7 @@ fn descriptor(transfer: &HostTransfer<'_>) -> (SglDescriptor, u32) {
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             (SglDescriptor::in_capsule(len), len)
         }
+        HostTransfer::CapsuleIn { len, .. } => (SglDescriptor::in_capsule(*len), *len),
         HostTransfer::List(list) => {
             let sgl = KeyedBlock::list_descriptor(list.len());
             (sgl, sgl.length.get())

@@ -13,8 +13,8 @@ pub enum Refusal {
     Request(RejectStatus),
     /// The completion queue would overflow, and end all queues.
     #[error(
-        "the queue needs {needed} entries of the listener's completion queue, and {free} of {all} are left: let hosts \
-         have fewer or shorter queues, or spread them over more listeners"
+        "the queue needs {needed} entries of the core's completion queue, and {free} of {all} are left: let hosts \
+         have fewer or shorter queues, or spread them over more cores or listeners"
     )]
     Completions {
         /// Of this queue.
@@ -26,7 +26,8 @@ pub enum Refusal {
     },
     /// There are as many connections as there may be.
     #[error(
-        "the listener has {0} queues, which is the most: let hosts have fewer queues, or spread them over more listeners"
+        "the listener has {0} queues on this core, which is the most: let hosts have fewer queues, or spread them over more \
+         cores or listeners"
     )]
     Connections(usize),
     /// The device's queue pairs are too short.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{ControllerId, QueueId};
 use raceline_proto::rdma::{
-    AcceptData, CapsuleLimits, Grant, GrantLimits, QueueRequest, RejectData,
+    AcceptData, CapsuleLimits, Grant, GrantLimits, QueueRequest, RejectData, RejectStatus,
 };
 use zerocopy::IntoBytes;
 
@@ -15,10 +15,13 @@ use crate::refusal::Refusal;
 use crate::shared_receives::SharedReceives;
 use crate::table::Table;
 use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
-use crate::verbs::{Access, Completion, ConnectionId, Event, PairConfig, Provider, Region};
+use crate::verbs::{
+    Access, Completion, ConnectionId, Event, POLL_BATCH, PairConfig, Provider, Region,
+};
 
-/// Completions that one call of [`TargetPort::poll`] takes at most.
-const COMPLETIONS_PER_POLL: usize = 64;
+/// Times that one call of [`TargetPort::poll`] asks the device at most, while that gives a whole batch. A completion queue has
+/// the commands of all hosts in the order in which they came: whoever serves hosts by their weights has to see those of all.
+const POLLS: usize = 64;
 /// Connections in the array of [`Table`].
 const CONNECTIONS_NEAR: usize = 64;
 /// Events of the connection manager that one call takes at most, so that a storm of them does not stop the queues.
@@ -38,7 +41,8 @@ pub struct PortConfig {
     pub connections: usize,
     /// A host that has taken nothing for this long has lost its queue.
     pub stuck_after: Duration,
-    /// An accepted connection must be established within this time.
+    /// An accepted connection must be established within this time: by word of the connection manager, or by the host's
+    /// first message.
     pub establish_within: Duration,
     /// After this time nobody waits for the completions of a queue pair that has ended.
     pub drain_within: Duration,
@@ -65,6 +69,19 @@ pub struct PortCounts {
     pub receive_posts: u64,
     /// Requests for queues that were refused.
     pub refused: u64,
+    /// Shared receives that the device may have lost with the queue pair that had them.
+    pub lost_receives: u64,
+}
+
+/// A request of a host for a queue, which could be granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Where it was listened.
+    pub listener: SocketAddr,
+    /// Private data, maybe padded.
+    pub private: Vec<u8>,
+    /// RDMA READs that the host answers at a time.
+    pub host_reads: u8,
 }
 
 /// What a port tells.
@@ -81,6 +98,9 @@ pub enum TargetPortEvent {
         /// Its sizes.
         grant: Grant,
     },
+    /// A host asks for a queue, of a port that holds requests. [`TargetPort::admit`] answers it, or
+    /// [`TargetPort::turn_away`].
+    Asked(Asked),
     /// A host was refused a queue. Nothing else comes of this connection.
     Refused {
         /// The host, if the connection manager tells it.
@@ -113,8 +133,6 @@ struct Connection {
     queue: TargetQueue,
     stage: Stage,
     reserved: Reserved,
-    /// Completions that it can have at a time.
-    completions: u32,
     /// How far the host had come, and when that was first seen.
     progress: (u64, Instant),
     /// It has something to flush or to tell.
@@ -129,6 +147,10 @@ struct Reserved {
     regions: Vec<Region>,
     /// Shared receives that it was promised.
     receives: u16,
+    /// Completions that it can have at a time, those of shared receives aside.
+    completions: u32,
+    /// Its queue pair takes none any longer, and those that it has taken are completed.
+    receives_ended: bool,
 }
 
 /// All queues of a target on one core and one device.
@@ -146,12 +168,16 @@ pub struct TargetPort<P> {
     late: VecDeque<Completion>,
     shared: Option<SharedReceives>,
     counts: PortCounts,
-    /// Completions that all connections can have at a time.
+    /// Completions that all connections can have at a time, those of shared receives aside.
     promised: u32,
     dirty: Vec<ConnectionId>,
     /// Those whose turn it is. The memory is kept.
     turn: Vec<ConnectionId>,
     is_device_gone: bool,
+    /// The driver answers requests.
+    holds_requests: bool,
+    /// Nobody gets in any more.
+    is_closed: bool,
 }
 
 impl<P: Provider> TargetPort<P> {
@@ -164,7 +190,7 @@ impl<P: Provider> TargetPort<P> {
             connections: Table::new(CONNECTIONS_NEAR),
             events: VecDeque::new(),
             telling: VecDeque::new(),
-            completions: Vec::with_capacity(COMPLETIONS_PER_POLL),
+            completions: Vec::with_capacity(POLL_BATCH),
             late: VecDeque::new(),
             shared,
             counts: PortCounts::default(),
@@ -172,7 +198,15 @@ impl<P: Provider> TargetPort<P> {
             dirty: Vec::new(),
             turn: Vec::new(),
             is_device_gone: false,
+            holds_requests: false,
+            is_closed: false,
         }
+    }
+
+    /// From now on, the driver answers requests ([`TargetPortEvent::Asked`]). Those that no port could grant are refused
+    /// at once.
+    pub fn hold_requests(&mut self) {
+        self.holds_requests = true;
     }
 
     /// The device, to listen and to register memory for data.
@@ -208,6 +242,12 @@ impl<P: Provider> TargetPort<P> {
     #[must_use]
     pub fn counts(&self) -> PortCounts {
         self.counts
+    }
+
+    /// Listens no longer: hosts that come are refused, and the address is free. Those that are there stay.
+    pub fn stop_listening(&mut self) {
+        self.is_closed = true;
+        self.provider.stop_listening();
     }
 
     /// Whether the device was removed: its connections end, and none comes any more.
@@ -251,23 +291,37 @@ impl<P: Provider> TargetPort<P> {
     pub fn poll_work(&mut self, now: Instant) -> bool {
         // Newer ones must not overtake them.
         self.complete_late();
-        let mut completions = std::mem::take(&mut self.completions);
-        self.provider.poll(&mut completions);
-        let any = !completions.is_empty();
-        self.counts.polls += 1;
-        self.counts.idle_polls += u64::from(!any);
-        self.counts.completions += u64::try_from(completions.len()).unwrap_or(0);
-        for done in completions.drain(..) {
-            self.complete(&done);
+        let mut any = false;
+        for _ in 0..POLLS {
+            let count = self.poll_once();
+            any |= count > 0;
+            if count < POLL_BATCH {
+                break;
+            }
         }
-        self.completions = completions;
         self.settle(now);
         any
     }
 
+    /// Handles some completions. Gives how many.
+    #[inline]
+    fn poll_once(&mut self) -> usize {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.provider.poll(&mut completions);
+        let count = completions.len();
+        self.counts.polls += 1;
+        self.counts.idle_polls += u64::from(count == 0);
+        self.counts.completions += u64::try_from(count).unwrap_or(0);
+        for done in completions.drain(..) {
+            self.complete(&done);
+        }
+        self.completions = completions;
+        count
+    }
+
     #[inline]
     fn complete(&mut self, done: &Completion) {
-        let place = self.shared.as_ref().and_then(|shared| shared.place(done.id));
+        let place = self.shared.as_mut().and_then(|shared| shared.take(done.id));
         let Some(connection) = self.connections.get_mut(done.connection.0) else {
             // Completions of a queue pair that was destroyed name a connection that is no more.
             if let (Some(shared), Some(place)) = (&mut self.shared, place) {
@@ -346,6 +400,11 @@ impl<P: Provider> TargetPort<P> {
     fn check_deadline(&mut self, id: ConnectionId, now: Instant) {
         let Some(connection) = self.connections.get_mut(id.0) else { return };
         match connection.stage {
+            // The connection manager may never say so: its message can get lost, and the host's is as good (InfiniBand 1.2.1,
+            // 12.9.6).
+            Stage::Accepted { .. } if connection.queue.has_received() => {
+                connection.stage = Stage::Live;
+            }
             Stage::Accepted { since } if now >= since + self.config.establish_within => {
                 connection.queue.close(Loss::Disconnected);
             }
@@ -409,6 +468,12 @@ impl<P: Provider> TargetPort<P> {
             return;
         }
         if connection.stage != Stage::Destroyed {
+            // Its messages may still take shared receives, or have them: those would go with the queue pair.
+            let has_receives =
+                connection.reserved.receives > 0 && !connection.reserved.receives_ended;
+            if has_receives && self.provider.capabilities().tells_last_receive {
+                return;
+            }
             self.destroy(id);
         }
         let Some(mut connection) = self.connections.remove(id.0) else { return };
@@ -416,7 +481,6 @@ impl<P: Provider> TargetPort<P> {
             self.counts.requests += is_request(&event);
             self.events.push_back((id, TargetPortEvent::Queue(event)));
         }
-        self.promised -= connection.completions;
         self.free(connection.reserved);
         self.events.push_back((id, TargetPortEvent::Closed));
     }
@@ -424,23 +488,49 @@ impl<P: Provider> TargetPort<P> {
     /// Destroys a queue pair. Devices may take its completions away with it, and with them the names of the shared receives
     /// that its messages have taken: so they are taken before.
     fn destroy(&mut self, id: ConnectionId) {
-        while self.shared.is_some() {
-            let mut late = Vec::with_capacity(COMPLETIONS_PER_POLL);
-            self.provider.poll(&mut late);
-            if late.is_empty() {
-                break;
-            }
-            self.late.extend(late);
+        if self.shared.is_some() {
+            self.take_late();
         }
         self.provider.destroy(id);
     }
 
+    /// Takes all completions that are there.
+    fn take_late(&mut self) {
+        let mut late = Vec::with_capacity(POLL_BATCH);
+        loop {
+            self.provider.poll(&mut late);
+            if late.is_empty() {
+                break;
+            }
+            self.late.extend(late.drain(..));
+        }
+    }
+
     fn free(&mut self, reserved: Reserved) {
+        self.promised -= reserved.completions;
         for region in reserved.regions {
             self.provider.deregister(region);
         }
-        if let Some(shared) = &mut self.shared {
-            shared.release(reserved.receives);
+        if let Some(shared) = self.shared.as_mut().filter(|_| reserved.receives > 0) {
+            shared.release(reserved.receives, !reserved.receives_ended);
+            self.counts.lost_receives += u64::from(!reserved.receives_ended);
+        }
+    }
+
+    /// Gets receives back that the device has lost, if no queue shares any. Nothing else has them once all completions are
+    /// handled: of a queue pair that is no more, none comes any longer.
+    fn renew_shared(&mut self) {
+        if !self.shared.as_ref().is_some_and(SharedReceives::needs_renewal) {
+            return;
+        }
+        self.take_late();
+        self.complete_late();
+        if let Some(mut shared) = self.shared.take() {
+            if shared.renew(&mut self.provider) {
+                self.shared = Some(shared);
+            } else {
+                shared.end(&mut self.provider);
+            }
         }
     }
 
@@ -450,7 +540,6 @@ impl<P: Provider> TargetPort<P> {
             if connection.stage != Stage::Destroyed {
                 self.provider.destroy(ConnectionId(id));
             }
-            self.promised -= connection.completions;
             self.free(connection.reserved);
         }
         if let Some(shared) = self.shared.take() {
@@ -461,17 +550,32 @@ impl<P: Provider> TargetPort<P> {
     fn handle_event(&mut self, event: Event, now: Instant) {
         let id = event.connection();
         match event {
+            Event::Request { .. } if self.is_closed => {
+                self.provider.reject(id, RejectData::new(RejectStatus::NoResources).as_bytes());
+                self.destroy(id);
+            }
             Event::Request { listener, private, host_reads, .. } => {
-                let mut reserved = Reserved::default();
-                let asked = (listener, &private[..], host_reads);
-                if let Err(refusal) = self.admit(id, asked, &mut reserved, now) {
-                    self.counts.refused += 1;
+                let asked = Asked { listener, private, host_reads };
+                let event = if self.holds_requests {
+                    match self.judge(&asked) {
+                        Ok(_) => TargetPortEvent::Asked(asked),
+                        Err(refusal) => {
+                            let peer = self.provider.peer(id);
+                            self.refuse_with(id, refusal.status());
+                            TargetPortEvent::Refused { peer, refusal }
+                        }
+                    }
+                } else {
                     let peer = self.provider.peer(id);
-                    self.provider.reject(id, RejectData::new(refusal.status()).as_bytes());
-                    self.destroy(id);
-                    self.free(reserved);
-                    self.events.push_back((id, TargetPortEvent::Refused { peer, refusal }));
-                }
+                    match self.admit(id, &asked, now) {
+                        Ok((request, grant)) => {
+                            let (qid, cntlid) = (request.qid, request.cntlid);
+                            TargetPortEvent::Accepted { listener, qid, cntlid, grant }
+                        }
+                        Err(refusal) => TargetPortEvent::Refused { peer, refusal },
+                    }
+                };
+                self.events.push_back((id, event));
             }
             Event::Established { .. } => {
                 if let Some(connection) = self.connections.get_mut(id.0)
@@ -479,6 +583,15 @@ impl<P: Provider> TargetPort<P> {
                 {
                     connection.stage = Stage::Live;
                 }
+            }
+            // Soft RoCE tells of the last receive as well, and loses that of a message in part all the same.
+            Event::ReceivesEnded(_) if !self.provider.capabilities().tells_last_receive => {}
+            Event::ReceivesEnded(_) => {
+                if let Some(connection) = self.connections.get_mut(id.0) {
+                    connection.reserved.receives_ended = true;
+                }
+                self.tell(id);
+                self.advance(id, now);
             }
             Event::DeviceRemoved(_) => {
                 self.is_device_gone = true;
@@ -508,58 +621,90 @@ impl<P: Provider> TargetPort<P> {
         self.advance(id, now);
     }
 
-    /// Gives a host its queue. `reserved` is what it was given of the port.
-    fn admit(
-        &mut self,
-        id: ConnectionId,
-        (listener, private, host_reads): (SocketAddr, &[u8], u8),
-        reserved: &mut Reserved,
-        now: Instant,
-    ) -> Result<(), Refusal> {
-        let request = QueueRequest::parse(private)?;
+    /// What a host asks for, and what it would be granted.
+    fn judge(&self, asked: &Asked) -> Result<(QueueRequest, Grant), Refusal> {
+        let request = QueueRequest::parse(&asked.private)?;
         let can = self.provider.capabilities();
         let mut limits = self.config.grant;
         limits.reads = limits.reads.min(can.reads_begun).max(1);
-        let grant = request.grant(&limits, host_reads)?;
+        let grant = request.grant(&limits, asked.host_reads)?;
+        Ok((request, grant))
+    }
+
+    /// Gives a host its queue, or refuses it: then nothing is left of the request.
+    ///
+    /// # Errors
+    /// Why it was refused.
+    pub fn admit(
+        &mut self,
+        id: ConnectionId,
+        asked: &Asked,
+        now: Instant,
+    ) -> Result<(QueueRequest, Grant), Refusal> {
+        let mut reserved = Reserved::default();
+        let admitted = self.try_admit(id, asked, &mut reserved, now);
+        if let Err(refusal) = &admitted {
+            // Messages come once the host may have been told.
+            reserved.receives_ended = !matches!(refusal, Refusal::Accept(_));
+            self.refuse_with(id, refusal.status());
+            self.free(reserved);
+        }
+        admitted
+    }
+
+    /// Refuses a request that nobody has answered, for want of resources.
+    pub fn turn_away(&mut self, id: ConnectionId) {
+        self.refuse_with(id, RejectStatus::NoResources);
+    }
+
+    /// Refuses a request that nobody has answered, for this reason.
+    pub fn refuse(&mut self, id: ConnectionId, status: RejectStatus) {
+        self.refuse_with(id, status);
+    }
+
+    fn refuse_with(&mut self, id: ConnectionId, status: RejectStatus) {
+        self.counts.refused += 1;
+        self.provider.reject(id, RejectData::new(status).as_bytes());
+        self.destroy(id);
+    }
+
+    /// `reserved` is what the queue was given of the port.
+    fn try_admit(
+        &mut self,
+        id: ConnectionId,
+        asked: &Asked,
+        reserved: &mut Reserved,
+        now: Instant,
+    ) -> Result<(QueueRequest, Grant), Refusal> {
+        let (request, grant) = self.judge(asked)?;
+        self.renew_shared();
         let limits = if request.qid.is_admin() {
             CapsuleLimits::admin(self.config.io.transfer_bytes)
         } else {
             self.config.io
         };
         let sends = TargetQueueConfig::sends_for(grant.entries, &limits);
-        let completions = sends + u32::from(grant.entries);
-        self.check_room(sends, completions)?;
+        self.check_room(sends)?;
         let mut queue = self.make_queue(id, &grant, limits, sends, reserved)?;
         queue.post_receives(&mut self.provider).map_err(Refusal::Receives)?;
         self.provider
             .accept(id, AcceptData::new(grant.entries).as_bytes(), grant.reads)
             .map_err(Refusal::Accept)?;
-        self.promised += completions;
         let connection = Connection {
             queue,
             stage: Stage::Accepted { since: now },
             reserved: std::mem::take(reserved),
-            completions,
             progress: (0, now),
             is_dirty: false,
             is_telling: false,
         };
         self.connections.insert(id.0, connection);
-        let (qid, cntlid) = (request.qid, request.cntlid);
-        let event = TargetPortEvent::Accepted { listener, qid, cntlid, grant };
-        self.events.push_back((id, event));
-        Ok(())
+        Ok((request, grant))
     }
 
-    /// Whether there is room for another queue with so many requests and completions.
-    fn check_room(&self, sends: u32, completions: u32) -> Result<(), Refusal> {
+    /// Whether there is room for another queue with so many requests.
+    fn check_room(&self, sends: u32) -> Result<(), Refusal> {
         let can = self.provider.capabilities();
-        // A completion queue that overflows ends all its queue pairs.
-        let free = can.completions.saturating_sub(self.promised);
-        if completions > free {
-            let all = can.completions;
-            return Err(Refusal::Completions { needed: completions, free, all });
-        }
         if self.connections.len() >= self.config.connections {
             return Err(Refusal::Connections(self.connections.len()));
         }
@@ -567,6 +712,37 @@ impl<P: Provider> TargetPort<P> {
             return Err(Refusal::Requests { needed: sends, most: can.work_requests });
         }
         Ok(())
+    }
+
+    /// Completions that no queue can have. A completion queue that overflows ends all its queue pairs. Any queue can take all
+    /// shared receives, so each of these counts once, and not as those of a queue.
+    fn free_completions(&self) -> u32 {
+        let shared = self.shared.as_ref().map_or(0, SharedReceives::made);
+        self.provider.capabilities().completions.saturating_sub(self.promised + shared)
+    }
+
+    /// Promises a queue its completions, and shared receives if there are enough. Gives whether it shares.
+    fn reserve(
+        &mut self,
+        sends: u32,
+        entries: u16,
+        reserved: &mut Reserved,
+    ) -> Result<bool, Refusal> {
+        let room = self.free_completions().saturating_sub(sends);
+        let shares = self
+            .shared
+            .as_mut()
+            .is_some_and(|shared| shared.promise(&mut self.provider, entries, room));
+        let needed = if shares { sends } else { sends + u32::from(entries) };
+        reserved.receives = if shares { entries } else { 0 };
+        let free = self.free_completions();
+        if needed > free {
+            let all = self.provider.capabilities().completions;
+            return Err(Refusal::Completions { needed, free, all });
+        }
+        reserved.completions = needed;
+        self.promised += needed;
+        Ok(shares)
     }
 
     /// Makes a queue pair with its memory, and the queue over it.
@@ -578,11 +754,7 @@ impl<P: Provider> TargetPort<P> {
         sends: u32,
         reserved: &mut Reserved,
     ) -> Result<TargetQueue, Refusal> {
-        let shares = self
-            .shared
-            .as_mut()
-            .is_some_and(|shared| shared.promise(&mut self.provider, grant.entries));
-        reserved.receives = if shares { grant.entries } else { 0 };
+        let shares = self.reserve(sends, grant.entries, reserved)?;
         let capsules = TargetQueueConfig::capsule_bytes(grant.entries, &limits);
         let responses = TargetQueueConfig::response_bytes(sends);
         for bytes in [responses, capsules].into_iter().take(if shares { 1 } else { 2 }) {

@@ -135,6 +135,8 @@ pub struct TargetQueue {
     held: u16,
     sqhd: u16,
     sq_entries: u16,
+    /// A message has come.
+    has_received: bool,
     /// Requests of the send queue that have ended.
     completed: u64,
     loss: Option<Loss>,
@@ -167,6 +169,7 @@ impl TargetQueue {
             held: 0,
             sqhd: 0,
             sq_entries: config.entries,
+            has_received: false,
             completed: 0,
             loss: None,
             is_told: false,
@@ -233,6 +236,12 @@ impl TargetQueue {
     #[must_use]
     pub fn progress(&self) -> u64 {
         self.completed
+    }
+
+    /// Whether a message of the host has come: then the host has the accept.
+    #[must_use]
+    pub fn has_received(&self) -> bool {
+        self.has_received
     }
 
     /// Where data are that came in a capsule: from an offset of this memory on, so many bytes.
@@ -342,6 +351,7 @@ impl TargetQueue {
     /// A message of so many bytes has come for a slot.
     fn take_message<P: Provider>(&mut self, provider: &P, index: u16, bytes: u32) {
         let Place { region, offset, .. } = self.slots[usize::from(index)].place;
+        self.has_received = true;
         // Shared receives have room for the longest capsule of any queue.
         if bytes > u32::try_from(self.config.limits.capsule_len()).unwrap_or(u32::MAX) {
             self.end_slot(index);
@@ -425,6 +435,17 @@ impl TargetQueue {
         self.to_respond.push_back(index);
     }
 
+    /// Gives a command up that nobody answers: its entry is free for another one.
+    pub fn forget(&mut self, token: CommandToken) {
+        let CommandToken(index) = token;
+        self.held -= 1;
+        if self.config.capsules.is_some() && self.loss.is_none() {
+            self.repost(index);
+        } else {
+            self.end_slot(index);
+        }
+    }
+
     /// Ends the queue from this end, or because of an event.
     pub fn close(&mut self, loss: Loss) {
         self.lose(loss);
@@ -460,7 +481,9 @@ impl TargetQueue {
     /// Posts what was gathered.
     pub(crate) fn post<P: Provider>(&mut self, provider: &mut P, counts: &mut PortCounts) {
         if self.loss.is_some() {
-            self.receive_batch.clear();
+            while let Some(work) = self.receive_batch.pop() {
+                self.unpost_receive(&work);
+            }
             return self.unpost_from(0);
         }
         // Receives first: the host may use an entry again as soon as it has the response.
@@ -470,10 +493,10 @@ impl TargetQueue {
             let posted = provider.post_recv(self.connection, &self.receive_batch);
             if let Err(error) = posted {
                 for work in self.receive_batch.split_off(error.posted) {
-                    let index = usize::try_from(work.id & !RECEIVE).unwrap_or(usize::MAX);
-                    self.slots[index].stage = Stage::Over;
-                    self.receives -= 1;
+                    self.unpost_receive(&work);
                 }
+                // The others are posted, and complete.
+                self.receive_batch.clear();
                 self.lose(Loss::Refused("a receive"));
                 return self.unpost_from(0);
             }
@@ -489,6 +512,15 @@ impl TargetQueue {
                     self.unpost_from(error.posted);
                 }
             }
+        }
+    }
+
+    /// A receive of the batch is not posted.
+    fn unpost_receive(&mut self, work: &RecvWork) {
+        let index = usize::try_from(work.id & !RECEIVE).unwrap_or(usize::MAX);
+        if let Some(slot) = self.slots.get_mut(index).filter(|slot| slot.stage == Stage::Posted) {
+            slot.stage = Stage::Over;
+            self.receives -= 1;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Work requests, completions, events of the connection manager, and the trait of those who carry them out.
 
+use std::io;
 use std::net::SocketAddr;
 
 use raceline_proto::rdma::WorkStatus;
@@ -155,6 +156,9 @@ pub struct Capabilities {
     pub work_requests: u32,
     /// Receives that its queue pairs can share; 0: none.
     pub shared_receives: u32,
+    /// It ends each receive that a queue pair has taken when that fails, and tells of the last one
+    /// ([`Event::ReceivesEnded`]). Another device may lose the receive of a message that has come in part.
+    pub tells_last_receive: bool,
     /// RDMA READs of the peer that a queue pair answers at a time.
     pub reads_answered: u8,
     /// RDMA READs that a queue pair has under way at a time.
@@ -206,6 +210,8 @@ pub enum Event {
     },
     /// The peer or the network has ended it.
     Disconnected(ConnectionId),
+    /// Its queue pair has failed, and takes no shared receive any longer. Those that it has taken are completed.
+    ReceivesEnded(ConnectionId),
     /// The device is gone: there may be no further completions. Of [`ConnectionId::NOBODY`] it is for all connections, and
     /// for those who listen.
     DeviceRemoved(ConnectionId),
@@ -218,6 +224,7 @@ impl Event {
         match self {
             Self::Resolved(connection)
             | Self::Disconnected(connection)
+            | Self::ReceivesEnded(connection)
             | Self::DeviceRemoved(connection)
             | Self::Request { connection, .. }
             | Self::Established { connection, .. }
@@ -246,6 +253,28 @@ pub struct ProviderError {
     pub what: &'static str,
     /// Why not.
     pub why: String,
+    /// What kind of reason that is: [`io::ErrorKind::AddrInUse`] of an address that somebody else has.
+    pub kind: io::ErrorKind,
+}
+
+impl ProviderError {
+    /// Of no particular kind.
+    #[must_use]
+    pub fn new(what: &'static str, why: impl Into<String>) -> Self {
+        Self { what, why: why.into(), kind: io::ErrorKind::Other }
+    }
+
+    /// The same, of this kind.
+    #[must_use]
+    pub fn of_kind(self, kind: io::ErrorKind) -> Self {
+        Self { kind, ..self }
+    }
+}
+
+impl From<ProviderError> for io::Error {
+    fn from(error: ProviderError) -> Self {
+        Self::new(error.kind, error)
+    }
 }
 
 /// The device took fewer requests than it was given.
@@ -254,6 +283,9 @@ pub struct PostError {
     /// The first of them are posted.
     pub posted: usize,
 }
+
+/// Completions that a device gives at a time, if it has as many: with fewer, it has no more.
+pub const POLL_BATCH: usize = 64;
 
 /// One device, as one core uses it: one completion queue, one protection domain, its connections.
 ///
@@ -280,7 +312,7 @@ pub trait Provider {
     /// When the device or the limit of locked memory refuses.
     fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
         let why = format!("the device reads no memory of others ({} bytes)", memory.len());
-        Err(ProviderError { what: "registering memory of others", why })
+        Err(ProviderError::new("registering memory of others", why))
     }
     /// Ends a registration of [`Self::register_foreign`]. No request may be left that reads the memory.
     fn deregister_foreign(&mut self, lkey: u32) {
@@ -298,11 +330,17 @@ pub trait Provider {
     /// # Errors
     /// When it is not an address of the device, or in use.
     fn listen(&mut self, address: SocketAddr) -> Result<(), ProviderError>;
-    /// Begins a connection of a host.
+    /// Listens no longer: the addresses are free, and nobody gets in who has not been answered. Connections stay.
+    fn stop_listening(&mut self);
+    /// Begins a connection of a host, which comes from the source, if there is one.
     ///
     /// # Errors
-    /// When the address cannot be reached by the device.
-    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError>;
+    /// When the address cannot be reached by the device, or the source is not an address of it.
+    fn resolve(
+        &mut self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<ConnectionId, ProviderError>;
     /// Makes the queue pair of a connection; `inline_bytes` may become less.
     ///
     /// # Errors
@@ -362,7 +400,7 @@ pub trait Provider {
     /// When the device has none, or refuses.
     fn share_receives(&mut self, entries: u32) -> Result<(), ProviderError> {
         let why = format!("the device shares no receives ({entries} were asked for)");
-        Err(ProviderError { what: "making a shared receive queue", why })
+        Err(ProviderError::new("making a shared receive queue", why))
     }
     /// Ends the shared receive queue and what is posted to it. No queue pair may be left that takes receives from it.
     fn unshare_receives(&mut self) {}
@@ -373,7 +411,7 @@ pub trait Provider {
     fn post_shared(&mut self, work: &[RecvWork]) -> Result<(), PostError> {
         if work.is_empty() { Ok(()) } else { Err(PostError { posted: 0 }) }
     }
-    /// Appends completions that are there, up to the room of `into`. A shared receive that a destroyed queue pair has
+    /// Appends completions that are there, up to the room of `into`, and to [`POLL_BATCH`] in it. A shared receive that a destroyed queue pair has
     /// taken may still complete: it names a connection that is no more, or [`ConnectionId::NOBODY`].
     fn poll(&mut self, into: &mut Vec<Completion>);
 }

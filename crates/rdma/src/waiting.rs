@@ -1,8 +1,11 @@
 //! Devices that a sleeping core can wait for.
 
-use std::fmt::Debug;
+use std::any::Any;
+use std::fmt::{self, Debug};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+
+use raceline_proto::rdma::{RejectData, RejectStatus};
 
 use crate::foreign::Foreign;
 use crate::verbs::{
@@ -19,6 +22,61 @@ pub trait WaitingDevice: Provider + Debug + Send {
     /// Forgets the news of before, and asks to be told of what comes from now on. Completions and events that are there
     /// already are not told: whoever calls this polls afterwards, until there is nothing more.
     fn arm(&mut self);
+
+    /// Opens this device again, for other cores; `None`: there is only this value of it.
+    fn kin(&self) -> Option<Kin> {
+        None
+    }
+
+    /// Gives up a request that is not answered yet, so that a kin of this device takes it. `None`: there is no such
+    /// request, or this device has no kin.
+    fn give(&mut self, request: ConnectionId) -> Option<Given> {
+        let _ = request;
+        None
+    }
+
+    /// Takes a request over. It may have another name here.
+    ///
+    /// # Errors
+    /// When it is no request of this device, or its connection manager refuses. The request is then rejected.
+    fn take(&mut self, request: Given) -> Result<ConnectionId, ProviderError> {
+        drop(request);
+        let why = "the device has one completion queue for all cores";
+        Err(ProviderError::new("taking a request over from another core", why))
+    }
+}
+
+/// Opens a device again: each value that it gives has a completion queue, a protection domain and an event channel of its
+/// own, and belongs to one core. It may be called on any thread.
+pub type Kin =
+    Box<dyn Fn() -> Result<Box<dyn WaitingDevice>, ProviderError> + Send + Sync + 'static>;
+
+/// A request for a queue between two cores. One that is dropped is rejected.
+pub struct Given(Box<dyn Any + Send>);
+
+impl Given {
+    /// What a kind of device knows of a request. Dropped, it rejects the request.
+    #[must_use]
+    pub fn new(request: impl Any + Send) -> Self {
+        Self(Box::new(request))
+    }
+
+    /// What the host of a request is told that nobody takes.
+    pub(crate) fn last_words() -> RejectData {
+        RejectData::new(RejectStatus::NoResources)
+    }
+
+    /// The same again, if it is of this kind. Otherwise it is rejected.
+    #[must_use]
+    pub fn into_kind<T: Any>(self) -> Option<T> {
+        self.0.downcast().ok().map(|request| *request)
+    }
+}
+
+impl Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Given")
+    }
 }
 
 /// So that users of any device need no type for each.
@@ -63,8 +121,16 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).listen(address)
     }
 
-    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
-        (**self).resolve(address)
+    fn stop_listening(&mut self) {
+        (**self).stop_listening();
+    }
+
+    fn resolve(
+        &mut self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<ConnectionId, ProviderError> {
+        (**self).resolve(address, source)
     }
 
     fn create_pair(

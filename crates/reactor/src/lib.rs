@@ -37,12 +37,13 @@ pub use io::arrival::Arrival;
 pub use io::busy_poll::WaitPolling;
 pub use io::room;
 pub use io::socket::{self, Socket};
-pub use io::stream::{ByteStream, Interest, Source, StreamListener, StreamProvider};
+pub use io::stream::{ByteStream, Interest, IsController, Source, StreamListener, StreamProvider};
 pub use io::transport::Transport;
 pub use io::{Completion, Io, Outcome, Token, Wait, nvme, ublk};
 pub use memory::buffer::{
     self, BufferPool, HugePages, IoBuf, PageBuf, PoolConfig, Region, RegionHandle, SharedBuf,
 };
+pub use memory::companions::Companions;
 pub use memory::heap::Heap;
 pub use memory::lasting::LastingMemory;
 pub use memory::parts::{PartPool, PartedBuf};

@@ -1,6 +1,7 @@
 //! The memory that data lie in: I/O buffers, their pools and parts, the regions of RAM devices, copies.
 
 pub mod buffer;
+pub(crate) mod companions;
 pub(crate) mod heap;
 pub(crate) mod lasting;
 pub(crate) mod mapping;

@@ -4,6 +4,8 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use raceline_accel::Copier;
@@ -22,6 +24,9 @@ mod payload;
 
 /// [`SendBatch::call_bytes_max`] of a batch that does not leave in shares, and is flagged.
 const WHOLE_FLAGGED: usize = usize::MAX - 1;
+
+/// The same of a batch whose owner watches it ([`SendBatch::watch`]): the owner sees what each call has sent.
+const WATCHED_BYTES: usize = 1 << 20;
 
 /// How long the last bytes of a batch wait in the kernel for the batch that was to follow
 /// ([`SendBatch::set_followed`]). By itself the kernel waits for 200 ms.
@@ -57,6 +62,8 @@ pub struct SendBatch {
     kept: usize,
     /// Most bytes of one system call.
     call_bytes_max: usize,
+    /// Counts the bytes that have left, for an owner that watches.
+    watched: Option<Arc<AtomicU64>>,
     /// Payloads that are digested on their way, and their copies.
     digested: DigestedPayloads,
     /// What the system call is told of the bytes that follow: MSG_MORE, MSG_EOR or nothing.
@@ -172,6 +179,7 @@ impl SendBatch {
             large: 0,
             kept: 0,
             call_bytes_max: usize::MAX,
+            watched: None,
             digested: DigestedPayloads::default(),
             flags: 0,
             followed: false,
@@ -184,7 +192,15 @@ impl SendBatch {
     /// From now on one system call takes at most this many bytes, and what it leaves waits for the next
     /// poll; with `None`, it takes all that it can.
     pub(crate) fn take_turns(&mut self, share: Option<usize>) {
-        self.call_bytes_max = share.unwrap_or(usize::MAX);
+        let is_watched = self.watched.is_some() && self.remaining > WATCHED_BYTES;
+        let whole = if is_watched { WATCHED_BYTES } else { usize::MAX };
+        self.call_bytes_max = share.unwrap_or(usize::MAX).min(whole);
+    }
+
+    /// Adds the bytes that leave to this counter while they do, also when the batch is used again. Before, its owner
+    /// learns of them when all have left.
+    pub fn watch(&mut self, counter: Arc<AtomicU64>) {
+        self.watched = Some(counter);
     }
 
     /// Most bytes of one system call.
@@ -426,6 +442,9 @@ impl SendBatch {
     pub fn advance(&mut self, sent: usize) {
         assert!(sent <= self.remaining, "{sent} bytes sent of {}", self.remaining);
         self.remaining -= sent;
+        if let Some(watched) = &self.watched {
+            watched.fetch_add(sent as u64, Ordering::Relaxed);
+        }
         if self.remaining == 0 && !self.digested.is_used() {
             self.next = self.segments.len();
             return;
@@ -649,9 +668,12 @@ mod tests {
     fn a_call_takes_no_more_than_its_share() {
         for most in [1, 4, 5, 100, 1000] {
             let (mut batch, expected) = sample();
+            let watched = Arc::new(AtomicU64::new(0));
+            batch.watch(Arc::clone(&watched));
             batch.take_turns(Some(most));
             let mut sent = Vec::new();
             while !batch.is_empty() {
+                assert_eq!(watched.load(Ordering::Relaxed), sent.len() as u64);
                 let bytes = gather(&mut batch);
                 assert_eq!(bytes.len(), most.min(expected.len() - sent.len()));
                 batch.advance(bytes.len());

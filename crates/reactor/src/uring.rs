@@ -31,7 +31,7 @@ use crate::io::socket::{self, ConnectOptions, Inner, ListenOptions, Socket};
 use crate::io::staging::CoreStaging;
 use crate::io::stream::StreamListener;
 use crate::io::timer::{TIMER_CAPACITY, TimerQueue};
-use crate::io::ublk::{UblkCommand, UblkQueue};
+use crate::io::ublk::{UblkCommand, UblkMove, UblkQueue};
 use crate::io::{
     AllocateMode, Completion, FileCall, FileId, HandsOver, Io, ListenerId, Outcome, RecvBuffers,
     SocketId, Token, Wait,
@@ -657,6 +657,10 @@ impl Io for UringIo {
 
     fn ublk(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
         self.push_ublk(command, buf, token);
+    }
+
+    fn move_ublk(&mut self, file: FileId, what: UblkMove, token: Token) {
+        self.push_ublk_move(file, what, token);
     }
 
     fn close_file(&mut self, file: FileId) {

@@ -300,6 +300,60 @@ fn an_idle_core_costs_nothing_unless_it_polls() {
     assert!(idle_cost(Mode::Poll, Backend::Auto) > Duration::from_millis(10));
 }
 
+/// A core that sleeps whenever it can does not do so while somebody polls for commands, for as long as something ends.
+#[test]
+fn a_core_with_polled_commands_does_not_sleep_before_they_end() {
+    #[derive(Default)]
+    struct Polled {
+        told: bool,
+        under_way: bool,
+        ended: bool,
+    }
+    impl Service for Polled {
+        /// Whether commands are under way; none: end.
+        type Message = Option<bool>;
+        fn handle_message(&mut self, _: &mut Context<'_>, message: Option<bool>) {
+            self.ended = message.is_none();
+            self.under_way = message.unwrap_or_default();
+        }
+        fn handle_completion(&mut self, _: &mut Context<'_>, _: Completion) {}
+        fn flush(&mut self, cx: &mut Context<'_>) {
+            cx.io.flight().poll_for(&mut self.told, self.under_way);
+        }
+        fn is_finished(&self) -> bool {
+            self.ended
+        }
+    }
+    for backend in [Backend::Auto, Backend::Epoll] {
+        let config = ReactorConfig { mode: Mode::Interrupt, backend, ..ReactorConfig::default() };
+        let reactor = Reactor::spawn(config, |_| Ok(Polled::default())).unwrap();
+        let stats = || reactor.stats().snapshot();
+        // With something to do every few milliseconds, it only spins.
+        reactor.sender().send(Some(true)).unwrap();
+        let begun = stats();
+        let end = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < end {
+            reactor.sender().send(Some(true)).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let now = stats();
+        let (turns, waits) = (now.turns - begun.turns, now.waits - begun.waits);
+        // This thread may be kept from its processor for longer than the core polls, but not often.
+        assert!(turns > 1000 && waits < 20, "{backend:?}: {turns} turns, {waits} waits");
+        // Without, it sleeps, and as well if none end for long.
+        for under_way in [true, false] {
+            reactor.sender().send(Some(under_way)).unwrap();
+            let before = stats().waits;
+            std::thread::sleep(Duration::from_millis(100));
+            let turns = stats().turns;
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(stats().turns - turns < 10 && stats().waits > before, "{backend:?}");
+        }
+        reactor.sender().send(None).unwrap();
+        reactor.join().unwrap();
+    }
+}
+
 #[test]
 fn timers_keep_time_while_waiting() {
     struct Alarm {

@@ -91,7 +91,7 @@ pub use changes::hand_over::{HandOver, Notice};
 pub use changes::info::{
     ControllerInfo, HostStats, NamespaceInfo, PollGroupStats, QueueInfo, RdmaQueues, SubsystemInfo,
 };
-pub use changes::iscsi::{Iscsi, IscsiConnectionInfo, LunInfo, TargetNodeInfo};
+pub use changes::iscsi::{Iscsi, IscsiConnectionInfo, IscsiNodeStats, LunInfo, TargetNodeInfo};
 pub use changes::iscsi_config::check_name as check_iscsi_name;
 pub use changes::iscsi_config::{
     ChapDemand, ChapPolicy, ChapSecret, DEFAULT_ISCSI_QUEUE_DEPTH, InitiatorGroupConfig,
@@ -117,9 +117,11 @@ pub use raceline_proto::controller::{
 pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
 pub use rdma::{
-    OpenDevice, RdmaConfig, RdmaDeviceStats, RdmaStreams, SHARED_RECEIVES, load_rdma_libraries,
+    OpenDevice, Patience, RdmaConfig, RdmaDeviceStats, RdmaStreams, SHARED_RECEIVES,
+    load_rdma_libraries,
 };
-pub use records::counters::QueueTotals;
+pub use records::counters::{IscsiTotals, QueueTotals};
+pub use records::ledger::AddressStats;
 pub use records::limited::{HostLimit, Weight};
 pub use records::placement::PlacementPolicy;
 pub use records::registered::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};

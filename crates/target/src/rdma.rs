@@ -16,20 +16,25 @@
 //! | C2HData | an RDMA WRITE from where the data are, posted before the response; from a copy, where the device does not know that memory |
 //! | CapsuleResp | response capsule |
 //!
-//! A [`hub::Hub`] is what a listener has of its device: queue pairs, registered memory within a budget, and the
-//! [`line::Line`] of each connection. It is shared by the listener and its streams, which may be on several cores, under
-//! one lock that nobody holds for longer than a copy of data takes. Nothing is allocated per command.
+//! A [`hub::Hub`] is what one core has of a listener's device: queue pairs, a completion queue, shared receives, registered
+//! memory within a budget, and the [`line::Line`] of each connection. It is shared by what the core waits for and the streams
+//! of the core's connections, under a lock that only this core takes, but for statistics. [`ports`] says how a request for a
+//! queue comes to the hub of its core, where the connection stays. Nothing is allocated per command.
 
 mod buffers;
 mod config;
 mod hub;
 mod line;
 mod listener;
+mod patience;
+mod pdus;
 mod places;
+mod ports;
 mod sources;
 mod streams;
 mod works;
 
 pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};
+pub use patience::Patience;
 pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
 pub use streams::{RdmaDeviceStats, RdmaStreams};

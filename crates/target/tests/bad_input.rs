@@ -1,5 +1,8 @@
 //! Peers that break the rules, go silent or vanish: each gets what the specification says, and
 //! no other host notices.
+//!
+//! Over TCP only: the peers write bytes by hand. Those over RDMA are in `rdma/bad_input.rs`, and Connects that are refused
+//! over either transport in `suites/connecting.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,15 +14,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, RawHost, Wants, block_sqe, config, dial_from, eventually, host_nqn, namespace, nqn,
-    pattern, ram,
+    PATIENCE, RawHost, Wants, block_sqe, config, dial_from, eventually, namespace, nqn, pattern,
+    ram,
 };
 use common::{start, status};
 use raceline_bdev::{DelayBdev, Delays};
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
-use raceline_proto::nvme::{ControllerId, Direction, Nqn, QueueId, Sqe, Status};
+use raceline_proto::nvme::{Direction, Sqe, Status};
 use raceline_proto::tcp::Fes;
-use raceline_target::{HostAccess, Target, TargetConfig};
+use raceline_target::{Target, TargetConfig};
 
 const BS: u32 = 512;
 
@@ -158,7 +161,7 @@ fn a_host_that_does_not_close_after_a_term_req_is_closed() {
     std::io::Read::read_to_end(&mut host.stream, &mut rest).unwrap();
     assert!(rest.is_empty(), "nothing follows a TermReq");
     let waited = start.elapsed();
-    assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(9), "{waited:?}");
+    assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(30), "{waited:?}");
     settled(&target, 0, 0);
     target.shutdown().unwrap();
 }
@@ -200,66 +203,6 @@ fn a_crowd_of_idle_sockets_keeps_no_real_host_out() {
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     drop(crowd);
     settled(&target, 1, 2);
-    target.shutdown().unwrap();
-}
-
-#[test]
-fn connect_is_refused_for_the_reason_that_holds() {
-    let (target, address) = start(config(2), vec![ram("1M")]);
-    let stranger = Nqn::new("nqn.2026-01.io.raceline:stranger").unwrap();
-    let (mut admin, cntlid) = RawHost::admin(address, Wants::default());
-
-    let try_connect = |qid, entries, cntlid, subnqn: &Nqn, hostnqn: &Nqn| {
-        let mut host = RawHost::open(address, Wants::default());
-        let cqe = host.connect_as(QueueId(qid), entries, cntlid, subnqn, hostnqn, 0);
-        (cqe.status, cqe.dw0)
-    };
-    let (known, host, any) = (nqn(), host_nqn(), ControllerId::DYNAMIC);
-    let invalid = Status::CONNECT_INVALID_PARAMETERS;
-    let in_data = 1 << 16;
-    for (what, (got, dw0), expected, ipo) in [
-        ("unknown subsystem", try_connect(0, 32, any, &stranger, &host), invalid, in_data | 256),
-        ("admin CNTLID", try_connect(0, 32, cntlid, &known, &host), invalid, in_data | 16),
-        ("I/O CNTLID", try_connect(1, 32, ControllerId(999), &known, &host), invalid, in_data | 16),
-        ("other host", try_connect(1, 32, cntlid, &known, &stranger), invalid, in_data | 16),
-        ("QID too large", try_connect(9999, 32, cntlid, &known, &host), invalid, 42),
-        ("too many entries", try_connect(1, 4096, cntlid, &known, &host), invalid, 44),
-        ("one entry", try_connect(1, 1, cntlid, &known, &host), invalid, 44),
-    ] {
-        assert!(got.same_code(expected), "{what}: {got}");
-        assert_eq!(dw0, ipo, "{what}");
-    }
-
-    let _queue = RawHost::io(address, cntlid, 1, Wants::default());
-    let mut twice = RawHost::open(address, Wants::default());
-    let again = twice.connect(QueueId(1), 32, cntlid).status;
-    assert!(!again.is_success(), "QID 1 is taken: {again}");
-
-    target.set_hosts(&nqn(), HostAccess::List(vec![stranger.clone()])).unwrap();
-    admin.until_closed();
-    let mut host = RawHost::open(address, Wants::default());
-    let cqe = host.connect(QueueId::ADMIN, 32, any);
-    assert!(cqe.status.same_code(Status::CONNECT_INVALID_HOST), "{}", cqe.status);
-    let cqe = host.connect_as(QueueId::ADMIN, 32, any, &nqn(), &stranger, 0);
-    assert!(cqe.status.is_success(), "a second Connect on the same socket: {}", cqe.status);
-    target.shutdown().unwrap();
-}
-
-#[test]
-fn only_connect_is_legal_before_connect_and_only_once() {
-    let (target, address) = start(config(1), vec![ram("1M")]);
-    let mut host = RawHost::open(address, Wants::default());
-    let answer = host.plain_command(Sqe { opc: io::FLUSH, nsid: 1.into(), ..Sqe::default() });
-    assert!(status(&answer).same_code(Status::COMMAND_SEQUENCE_ERROR));
-    let disconnect = u32::from(fabrics::DISCONNECT);
-    let (mut admin, cntlid) = RawHost::admin(address, Wants::default());
-    let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-    for host in [&mut admin, &mut queue] {
-        let sqe = Sqe { opc: fabrics::OPCODE, nsid: disconnect.into(), ..Sqe::default() };
-        assert!(status(&host.plain_command(sqe)).same_code(Status::INVALID_OPCODE));
-        let again = host.connect(QueueId(1), 32, cntlid);
-        assert!(again.status.same_code(Status::COMMAND_SEQUENCE_ERROR), "{}", again.status);
-    }
     target.shutdown().unwrap();
 }
 

@@ -130,7 +130,7 @@ fn everything_of_a_connection_goes_over() {
             break grant;
         }
     };
-    let handed = first.suspend(Duration::from_millis(200)).unwrap();
+    let handed = first.suspend(Duration::from_secs(3)).unwrap();
     assert_eq!(handed.left.len(), 1, "{:?}", handed.left);
     assert_eq!(handed.state.connections(), 7);
     // Nothing comes of it: all go on.

@@ -18,8 +18,9 @@ use raceline_iscsi::pdu::{
 use raceline_iscsi::target::Residual;
 use raceline_proto::nvme::{ControllerId, NamespaceId};
 use raceline_target::{
-    ChapDemand, ChapPolicy, ChapSecret, InitiatorGroupConfig, IscsiError, IscsiSettings, LunConfig,
-    PortalGroupConfig, PortalMap, Target, TargetConfig, TargetError, TargetNodeConfig,
+    ChapDemand, ChapPolicy, ChapSecret, InitiatorGroupConfig, IscsiError, IscsiNodeStats,
+    IscsiSettings, IscsiTotals, LunConfig, PortalGroupConfig, PortalMap, Target, TargetConfig,
+    TargetError, TargetNodeConfig,
 };
 
 const MAP: PortalMap = PortalMap { portal_group: 1, initiator_group: 1 };
@@ -92,6 +93,43 @@ fn logins_are_refused_for_a_reason() {
     let _one = Initiator::login(address, 1);
     let full = Initiator::try_login(address, initiator(Some(TARGET), 2)).err();
     assert_eq!(full, Some(LoginStatus::OUT_OF_RESOURCES));
+    target.shutdown().unwrap();
+}
+
+#[test]
+fn what_initiators_do_is_counted_by_target_node() {
+    // Memory answers at once; the other device takes a while, so its commands have slots and buffers.
+    let (target, address) = start(config(2), vec![ram("1M"), slow("1M", Duration::from_millis(2))]);
+    let of_node = || {
+        let all = target.iscsi().stats();
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert_eq!(all[0].name, TARGET);
+        all[0].clone()
+    };
+    assert_eq!((of_node().sessions, of_node().sessions_ever), (0, 0));
+    let (mut first, mut second) = (Initiator::login(address, 1), Initiator::login(address, 2));
+    for lun in [0, 1] {
+        first.test_unit_ready(lun).good();
+        first.write(lun, 0, &pattern(0, 8 << 10)).good();
+        assert_eq!(first.read(lun, 0, 4).good(), pattern(0, 2048));
+        second.read(lun, 8, 2).good();
+    }
+    first.compare_and_write(0, &pattern(0, 512), &[7; 512]).good();
+    let before = of_node();
+    // Beyond the end.
+    assert_ne!(first.read(0, 1 << 20, 1).status, 0);
+    let node = of_node();
+    assert_eq!((node.sessions, node.sessions_ever), (2, 2));
+    let IscsiTotals { commands, reads, writes, errors, .. } = node.totals;
+    assert_eq!((reads, writes, errors - before.totals.errors), (4, 3, 1), "{node:?}");
+    assert!(commands >= 10, "{node:?}");
+    assert_eq!(node.totals.read_bytes, 2 * (2048 + 1024));
+    // Compare and Write sends both the old block and the new one.
+    assert_eq!(node.totals.written_bytes, 2 * (8 << 10) + 1024);
+    // Sessions that are gone count.
+    drop((first, second));
+    eventually("the sessions are gone", || of_node().sessions == 0);
+    assert_eq!(of_node(), IscsiNodeStats { sessions: 0, ..node });
     target.shutdown().unwrap();
 }
 

@@ -5,11 +5,15 @@ mod common;
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 
 use common::{BLOCK, NS, Served, backends, nqn};
 use raceline_auth::{Hash, TlsKey};
-use raceline_host::HostError;
+use raceline_host::blocking::Host;
+use raceline_host::{HostConfig, HostError, RemoteNamespace};
+use raceline_proto::nvme::HostId;
 use raceline_reactor::core::Backend;
+use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
 #[test]
 fn data_of_all_sizes() {
@@ -110,4 +114,45 @@ fn changed_bytes_end_connections_and_never_become_data() {
         served.target.shutdown().unwrap();
     }
     assert!(broken >= 2, "no connection was broken");
+}
+
+/// A remote namespace with a queue for reads and one for writes, exported again.
+#[test]
+fn maps_of_queues_go_over_tls() {
+    let names = ("nqn.host", "nqn.sub");
+    let key = TlsKey::generate(Hash::Sha256).unwrap();
+    for backend in backends() {
+        let served = Served::start(backend);
+        served.table.insert(&key, &nqn(names.0), &nqn(names.1)).unwrap();
+        let config = served.config(names, &key, names);
+        let config = HostConfig { io_queues: 1, write_queues: 1, ..config };
+        let remote = Arc::new(RemoteNamespace::open_exactly(config, NS).unwrap());
+        let gateway = TargetConfig { backend, cores: vec![0], ..TargetConfig::default() };
+        let gateway = Target::start(gateway).unwrap();
+        gateway.add_subsystem(SubsystemConfig::new(nqn("nqn.again"))).unwrap();
+        let namespace = NamespaceConfig::new(remote.clone());
+        assert_eq!(gateway.add_namespace(&nqn("nqn.again"), namespace).unwrap(), NS);
+        let front = gateway.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+        let host = HostConfig::new(front, nqn("nqn.again"), nqn("nqn.host"), HostId([8; 16]));
+        let host = Host::connect(host).unwrap();
+        let data: Vec<u8> = (0..3000 * BLOCK).map(|i| (i / 7).to_le_bytes()[0]).collect();
+        host.write(NS, 5, &data, false).unwrap();
+        let mut back = vec![0; data.len()];
+        host.read(NS, 5, &mut back).unwrap();
+        assert!(back == data);
+        let moved = u64::try_from(data.len()).unwrap();
+        let mut found: Vec<(u16, u64, u64)> = served
+            .target
+            .queues(&nqn(names.1))
+            .into_iter()
+            .map(|queue| (queue.qid.0, queue.totals.read_bytes, queue.totals.written_bytes))
+            .filter(|(qid, ..)| *qid > 0)
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, [(1, 0, moved), (2, moved, 0)]);
+        host.disconnect();
+        gateway.shutdown().unwrap();
+        remote.disconnect();
+        served.target.shutdown().unwrap();
+    }
 }

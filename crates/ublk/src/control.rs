@@ -22,7 +22,7 @@ const CONTROL: &str = "/dev/ublk-control";
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bytes of the memory of a command: as many as the largest structure has.
-const MEMORY: usize = 64;
+const MEMORY: usize = 128;
 
 /// The way to the driver.
 pub(crate) struct Control {
@@ -70,6 +70,11 @@ impl Control {
         self.features & feature::UPDATE_SIZE != 0
     }
 
+    /// What the driver can do.
+    pub(crate) fn features(&self) -> u64 {
+        self.features
+    }
+
     /// Whether commands have the numbers of ioctl(2).
     pub(crate) fn is_encoded(&self) -> bool {
         self.encoded
@@ -78,14 +83,14 @@ impl Control {
     /// What the kernel knows of a disk.
     pub(crate) fn info(&mut self, id: u32) -> io::Result<DeviceInfo> {
         let (memory, _) = self.run(Command::GetInfo, id, 0, (&[], DeviceInfo::LEN), &|| true)?;
-        Ok(DeviceInfo::decode(&memory))
+        Ok(device_info(&memory))
     }
 
     /// Adds a disk; gives what became of it.
     pub(crate) fn add(&mut self, info: &DeviceInfo) -> io::Result<DeviceInfo> {
         let bytes = info.encode();
         let (memory, _) = self.run(Command::Add, info.id, 0, (&bytes, bytes.len()), &|| true)?;
-        Ok(DeviceInfo::decode(&memory))
+        Ok(device_info(&memory))
     }
 
     pub(crate) fn set_params(&mut self, id: u32, params: &Params) -> io::Result<()> {
@@ -95,7 +100,7 @@ impl Control {
 
     pub(crate) fn params(&mut self, id: u32) -> io::Result<Params> {
         // The kernel reads how much is asked for.
-        let bytes = Params::default().encode();
+        let bytes = Params { memory_alignment: 1, ..Params::default() }.encode();
         let (memory, _) = self.run(Command::GetParams, id, 0, (&bytes, bytes.len()), &|| true)?;
         let mut params = [0; Params::LEN];
         params.copy_from_slice(&memory[..Params::LEN]);
@@ -166,6 +171,13 @@ impl Control {
     }
 }
 
+/// The structure at the beginning of a command's memory.
+fn device_info(memory: &[u8; MEMORY]) -> DeviceInfo {
+    let mut bytes = [0; DeviceInfo::LEN];
+    bytes.copy_from_slice(&memory[..DeviceInfo::LEN]);
+    DeviceInfo::decode(&bytes)
+}
+
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 const EBUSY: i32 = 16;
@@ -193,7 +205,7 @@ fn knows_encoding() -> bool {
 }
 
 /// The version of the running kernel.
-fn release() -> String {
+pub(crate) fn release() -> String {
     let read = std::fs::read_to_string(Path::new("/proc/sys/kernel/osrelease"));
     read.map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }

@@ -4,17 +4,20 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{BdevInfo, SharedBdev};
+use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
 use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
 
 use crate::control::Control;
+use crate::pages::{self, Reason, Way};
 use crate::plan::Facts;
 use crate::serve::{Core, Message, Part};
+use crate::size::{Refusal, Size};
 use crate::uapi::{Command, DeviceInfo, Params, SECTOR, attribute, feature, state};
+use crate::users::{self, User};
 
 /// Requests of a queue at a time, unless told otherwise.
 pub const DEFAULT_DEPTH: u16 = 128;
@@ -38,7 +41,10 @@ const MAX_RANGE_BYTES: u64 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often it looks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long what is at the device of a disk that is left may still take.
+const LEAVE_TIME: Duration = Duration::from_secs(5);
 
 /// Sizes and numbers of a core's buffers: those of the network; data have their own.
 const POOL: [(usize, usize); 2] = [(4 << 10, 256), (64 << 10, 64)];
@@ -83,6 +89,8 @@ pub struct DiskConfig {
     pub max_io_bytes: u32,
     /// Writes are refused, although the device may take them.
     pub read_only: bool,
+    /// Data are not copied where kernel and device can do without.
+    pub zero_copy: bool,
 }
 
 impl DiskConfig {
@@ -98,6 +106,7 @@ impl DiskConfig {
             depth: DEFAULT_DEPTH,
             max_io_bytes: DEFAULT_MAX_IO_BYTES,
             read_only: false,
+            zero_copy: true,
         }
     }
 }
@@ -167,6 +176,15 @@ pub enum DiskError {
     },
 }
 
+/// What has become of a disk whose process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It is gone.
+    Removed,
+    /// It is still there: its I/O waits for the next process, as this one uses it.
+    Left(User),
+}
+
 /// A running disk. Dropped without [`Disk::stop`], its threads run on.
 pub struct Disk {
     control: Control,
@@ -174,10 +192,13 @@ pub struct Disk {
     device: SharedBdev,
     cores: Cores<Message>,
     failed: Arc<AtomicBool>,
-    bytes: u64,
+    left: Arc<AtomicUsize>,
+    stats: Arc<DiskStats>,
+    /// The kernel keeps it for the next process.
+    outlives: bool,
+    size: Size,
     recovered: bool,
-    /// A size that was seen and could not be given to the disk.
-    refused_bytes: u64,
+    way: Way,
 }
 
 impl Disk {
@@ -196,19 +217,25 @@ impl Disk {
 
     fn create(mut control: Control, config: &DiskConfig) -> Result<Self, DiskError> {
         let device = config.device.info();
-        let asked = asked(config, &device, control.resizes());
+        let judged = pages::judge(config.zero_copy, &*config.device, control.features());
+        let asked = asked(config, &device, control.resizes(), judged);
         let info = control.add(&asked).map_err(|source| match source.raw_os_error() {
             Some(EEXIST) => DiskError::InUse(asked.id),
             _ => refused(Command::Add, asked.id, source),
         })?;
-        let (id, failed) = (info.id, Arc::new(AtomicBool::new(false)));
-        let params = params(&device, info.max_io_bytes, config.read_only);
+        let (id, told, way) = (info.id, Told::default(), Way::of(info.features, judged.is_ok()));
+        tell_way(id, way, judged);
+        let mut params = params(&device, info.max_io_bytes, config.read_only);
+        if way != Way::Mapped {
+            // What is moved has to lie as a direct read or write of the device has it.
+            params.memory_alignment = device.block_size;
+        }
         let mut cores = Cores::default();
         let mut begin = || -> Result<(), DiskError> {
             let set = control.set_params(id, &params);
             set.map_err(|source| refused(Command::SetParams, id, source))?;
-            serve(config, (&info, control.is_encoded()), &failed, &mut cores)?;
-            let worth = || !failed.load(Ordering::Acquire);
+            serve(config, (&info, control.is_encoded(), way), &told, &mut cores)?;
+            let worth = || !told.failed.load(Ordering::Acquire);
             let started = control.simple(Command::Start, id, process_id(), &worth);
             started.map_err(|source| refused(Command::Start, id, source))
         };
@@ -217,9 +244,10 @@ impl Disk {
             return Err(error);
         }
         let bytes = params.sectors * SECTOR;
-        let device = Arc::clone(&config.device);
-        let (recovered, refused_bytes) = (false, bytes);
-        Ok(Self { control, id, device, cores, failed, bytes, recovered, refused_bytes })
+        let (device, Told { failed, left, stats }) = (Arc::clone(&config.device), told);
+        let outlives = info.features & feature::USER_RECOVERY != 0;
+        let (recovered, size) = (false, Size::new(bytes));
+        Ok(Self { control, id, device, cores, failed, left, stats, outlives, size, recovered, way })
     }
 
     /// Goes on with a disk whose process has ended.
@@ -241,16 +269,19 @@ impl Disk {
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-        let (failed, mut cores) = (Arc::new(AtomicBool::new(false)), Cores::default());
+        let (told, mut cores) = (Told::default(), Cores::default());
+        let judged = pages::judge(config.zero_copy, &*config.device, control.features());
+        let way = Way::of(info.features, judged.is_ok());
+        tell_way(id, way, judged);
         // When this fails, the disk waits for the next process.
-        serve(config, (info, control.is_encoded()), &failed, &mut cores)?;
-        let worth = || !failed.load(Ordering::Acquire);
+        serve(config, (info, control.is_encoded(), way), &told, &mut cores)?;
+        let worth = || !told.failed.load(Ordering::Acquire);
         let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
         ended.map_err(|source| refused(Command::EndRecovery, id, source))?;
         let bytes = before.sectors * SECTOR;
-        let device = Arc::clone(&config.device);
-        let (recovered, refused_bytes) = (true, bytes);
-        Ok(Self { control, id, device, cores, failed, bytes, recovered, refused_bytes })
+        let (device, Told { failed, left, stats }) = (Arc::clone(&config.device), told);
+        let (recovered, outlives, size) = (true, true, Size::new(bytes));
+        Ok(Self { control, id, device, cores, failed, left, stats, outlives, size, recovered, way })
     }
 
     /// `/dev/ublkbN`.
@@ -262,7 +293,13 @@ impl Disk {
     /// Its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.size.bytes()
+    }
+
+    /// What it has done for the kernel since this process has it.
+    #[must_use]
+    pub fn totals(&self) -> DiskTotals {
+        self.stats.totals()
     }
 
     /// Whether it was made by another process before.
@@ -271,39 +308,72 @@ impl Disk {
         self.recovered
     }
 
+    /// Whether its data go between the kernel's requests and the device without a copy in this process.
+    #[must_use]
+    pub fn is_zero_copy(&self) -> bool {
+        self.way == Way::Pages
+    }
+
     /// False once a core has ended by itself, or the kernel has refused a command of one.
     #[must_use]
     pub fn is_running(&self) -> bool {
         !self.failed.load(Ordering::Acquire) && self.cores.is_running()
     }
 
-    /// Looks whether the device has another size, and gives it to the disk; tells the new size.
+    /// Looks whether the device has another size, and gives it to the disk; tells the new size. A kernel that refuses it is
+    /// asked again, at longer and longer intervals.
     ///
     /// # Errors
     /// When the kernel cannot; each size is told once.
     pub fn follow_size(&mut self) -> Result<Option<u64>, DiskError> {
         let info = self.device.info();
-        let now = info.block_count * u64::from(info.block_size);
-        if now == self.bytes || now == self.refused_bytes {
-            return Ok(None);
-        }
-        self.refused_bytes = now;
-        let before = self.bytes;
-        if !self.control.resizes() {
-            return Err(DiskError::NoResize { before, now });
-        }
-        self.cores.tell(|| Message::Resized(now));
-        let updated = self.control.simple(Command::UpdateSize, self.id, now / SECTOR, &|| true);
-        updated.map_err(|source| refused(Command::UpdateSize, self.id, source))?;
-        self.bytes = now;
-        Ok(Some(now))
+        let wanted = info.block_count * u64::from(info.block_size);
+        let before = self.size.bytes();
+        let (control, cores, id) = (&mut self.control, &self.cores, self.id);
+        let resizes = control.resizes();
+        let mut update = |bytes| control.simple(Command::UpdateSize, id, bytes / SECTOR, &|| true);
+        let kernel: Option<&mut dyn FnMut(u64) -> io::Result<()>> =
+            if resizes { Some(&mut update) } else { None };
+        let tell = |bytes| cores.tell(|| Message::Resized(bytes));
+        self.size.follow((wanted, Instant::now()), kernel, tell).map_err(|refusal| match refusal {
+            Refusal::Never => DiskError::NoResize { before, now: wanted },
+            Refusal::Now(source) => refused(Command::UpdateSize, id, source),
+        })
     }
 
-    /// Ends the disk after what is in flight, and removes its files.
+    /// Ends the disk with its process: removes it if nobody uses it, and else leaves it to the process that follows. A disk
+    /// that is left has threads that run on, to the end of the process, and answers nothing any more.
+    ///
+    /// # Errors
+    /// Those of [`Disk::stop`].
+    pub fn end(self) -> Result<Ended, DiskError> {
+        let user = if self.outlives { users::user(&self.path()) } else { None };
+        match user {
+            // Also if the kernel has refused a command: the process that follows is asked again.
+            Some(user) if self.cores.is_running() => {
+                self.leave();
+                Ok(Ended::Left(user))
+            }
+            _ => self.stop().map(|()| Ended::Removed),
+        }
+    }
+
+    /// Answers what is at the device, for as long as that takes little time, and nothing more.
+    fn leave(self) {
+        self.cores.tell(|| Message::Leave);
+        let until = Instant::now() + LEAVE_TIME;
+        let count = self.cores.senders().len();
+        while self.left.load(Ordering::Acquire) < count && Instant::now() < until {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Ends the disk after what is in flight, and removes its files, whoever uses it.
     ///
     /// # Errors
     /// When the kernel refuses; then the disk may be left over.
     pub fn stop(mut self) -> Result<(), DiskError> {
+        self.cores.tell(|| Message::Ends);
         let stopped = self.control.simple(Command::Stop, self.id, 0, &|| true);
         let stopped = stopped.map_err(|source| refused(Command::Stop, self.id, source));
         if stopped.is_err() && self.is_running() {
@@ -371,11 +441,14 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
             _ => return Ok(false),
         }
     }
-    for command in [Command::Stop, Command::Delete] {
-        let ended = control.simple(command, id, 0, &|| true);
-        ended.map_err(|source| refused(command, id, source))?;
+    let stopped = control.simple(Command::Stop, id, 0, &|| true);
+    stopped.map_err(|source| refused(Command::Stop, id, source))?;
+    let until = Instant::now() + LEAVE_TIME;
+    match control.simple(Command::Delete, id, 0, &|| Instant::now() < until) {
+        // The kernel has it go when the last program closes it.
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
+        deleted => deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source)),
     }
-    Ok(true)
 }
 
 /// Whether the character device of a disk is there, whose block device is gone.
@@ -454,7 +527,12 @@ fn outlives(info: &DeviceInfo) -> bool {
 }
 
 /// What the kernel is asked for.
-fn asked(config: &DiskConfig, device: &BdevInfo, resizes: bool) -> DeviceInfo {
+fn asked(
+    config: &DiskConfig,
+    device: &BdevInfo,
+    resizes: bool,
+    judged: Result<(), Reason>,
+) -> DeviceInfo {
     // What was in memory of the process is gone with it, and must not be taken for the same disk.
     let recovery = match device.reads_in_place {
         true => 0,
@@ -468,7 +546,11 @@ fn asked(config: &DiskConfig, device: &BdevInfo, resizes: bool) -> DeviceInfo {
         max_io_bytes: config.max_io_bytes,
         id: config.id.unwrap_or(u32::MAX),
         pid: i32::try_from(std::process::id()).unwrap_or(0),
-        features: feature::COMP_IN_TASK | feature::CMD_IOCTL_ENCODE | recovery | resize,
+        features: feature::COMP_IN_TASK
+            | feature::CMD_IOCTL_ENCODE
+            | recovery
+            | resize
+            | pages::features(judged),
         mark: config.mark.0,
     }
 }
@@ -490,6 +572,18 @@ fn params(device: &BdevInfo, max_io_bytes: u32, read_only: bool) -> Params {
         discard_granularity: device.physical_block_size.clamp(device.block_size, 1 << 20),
         max_discard_sectors: if device.deallocate { range } else { 0 },
         max_zeroes_sectors: range,
+        memory_alignment: 0,
+    }
+}
+
+/// Says in the log how data go, and why they are copied.
+fn tell_way(id: u32, way: Way, judged: Result<(), Reason>) {
+    let path = path(id);
+    match (way, judged) {
+        (Way::Pages, _) => tracing::info!("{path}: data go to and from the device without a copy"),
+        (_, Err(reason)) => tracing::info!("{path}: data are copied: {reason}"),
+        // A disk keeps for its life what it was made with.
+        (_, Ok(())) => tracing::info!("{path}: data are copied: the disk was made so"),
     }
 }
 
@@ -510,16 +604,25 @@ fn fits(before: &Params, now: &Params) -> Result<(), String> {
     Ok(())
 }
 
+/// What cores tell.
+#[derive(Default)]
+struct Told {
+    failed: Arc<AtomicBool>,
+    left: Arc<AtomicUsize>,
+    stats: Arc<DiskStats>,
+}
+
 /// Starts the cores of a disk's queues.
 fn serve(
     config: &DiskConfig,
-    (info, ioctl_encode): (&DeviceInfo, bool),
-    failed: &Arc<AtomicBool>,
+    (info, ioctl_encode, way): (&DeviceInfo, bool, Way),
+    told: &Told,
     cores: &mut Cores<Message>,
 ) -> Result<(), DiskError> {
     let file = Arc::new(open_character_device(info.id)?);
     let facts = Facts::new(&config.device.info(), info.max_io_bytes, config.read_only);
     let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
+    let pages = info.features & feature::USER_COPY != 0;
     let reactor = ReactorConfig {
         mode: config.mode,
         backend: Backend::Uring,
@@ -533,9 +636,12 @@ fn serve(
         let part = Part {
             file: Arc::clone(&file),
             device: Arc::clone(&config.device),
-            queue: UblkQueue { queue, depth, max_io_bytes, ioctl_encode },
+            queue: UblkQueue { queue, depth, max_io_bytes, ioctl_encode, pages },
             facts,
-            failed: Arc::clone(failed),
+            way,
+            failed: Arc::clone(&told.failed),
+            left: Arc::clone(&told.left),
+            counters: told.stats.core(),
         };
         move |cx: &mut Context<'_>| Core::new(cx, part)
     });

@@ -1,6 +1,6 @@
 //! What the kernel asks for, checked: a plan, or the number of an error.
 
-use raceline_bdev::{BdevError, BdevInfo};
+use raceline_bdev::{BdevError, BdevInfo, OpKind};
 use raceline_reactor::ublk::UblkDescriptor;
 
 use crate::uapi::{SECTOR, op};
@@ -22,6 +22,19 @@ pub(crate) enum Plan {
     Flush,
     Discard { offset: u64, len: u64 },
     WriteZeroes { offset: u64, len: u64, may_release: bool, fua: bool },
+}
+
+impl Plan {
+    /// What kind of request it is, and its bytes.
+    pub(crate) fn measure(self) -> (OpKind, u64) {
+        match self {
+            Self::Read { len, .. } => (OpKind::Read, len as u64),
+            Self::Write { len, .. } => (OpKind::Write, len as u64),
+            Self::Flush => (OpKind::Flush, 0),
+            Self::Discard { len, .. } => (OpKind::Deallocate, len),
+            Self::WriteZeroes { len, .. } => (OpKind::WriteZeroes, len),
+        }
+    }
 }
 
 /// What a plan is made by.

@@ -3,24 +3,36 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use raceline_bdev::{Channel, Done, SharedBdev};
+use raceline_bdev::{Channel, DiskCounters, Done, SharedBdev};
 use raceline_reactor::ublk::UblkQueue;
 use raceline_reactor::{Completion, Context, Outcome, Service, Token};
 
+use crate::pages::{Pages, Way};
 use crate::plan::Facts;
-use crate::queue::Queue;
+use crate::queue::{Data, Ended, Queue};
 
 /// The owner of commands to the kernel.
 const COMMANDS: u16 = 0;
 /// The owner of the channel's operations.
 const CHANNEL: u16 = 1;
+/// The owner of the timer of doubts.
+const DOUBTS: u16 = 2;
+
+/// How long a disk may take to end after the kernel has not taken an answer. It ends when the requests of all its queues have
+/// been answered.
+const DOUBT_TIME: Duration = Duration::from_secs(10);
 
 /// What other threads tell a core.
 pub(crate) enum Message {
     /// The disk has this many bytes from now on.
     Resized(u64),
+    /// The disk is left to another process: answer what is at the device, and begin nothing.
+    Leave,
+    /// This process ends the disk.
+    Ends,
 }
 
 /// What a core serves.
@@ -29,8 +41,13 @@ pub(crate) struct Part {
     pub(crate) device: SharedBdev,
     pub(crate) queue: UblkQueue,
     pub(crate) facts: Facts,
+    pub(crate) way: Way,
     /// Set when the kernel refuses commands.
     pub(crate) failed: Arc<AtomicBool>,
+    /// Cores that have nothing at the device any more, after [`Message::Leave`].
+    pub(crate) left: Arc<AtomicUsize>,
+    /// Where this core counts.
+    pub(crate) counters: Arc<DiskCounters>,
 }
 
 /// The service.
@@ -40,6 +57,11 @@ pub(crate) struct Core {
     channel: Box<dyn Channel>,
     done: Vec<Done>,
     failed: Arc<AtomicBool>,
+    /// Until it has been counted there.
+    left: Option<Arc<AtomicUsize>>,
+    counters: Arc<DiskCounters>,
+    /// The timer of doubts runs.
+    doubts: bool,
     finished: bool,
 }
 
@@ -47,15 +69,25 @@ impl Core {
     pub(crate) fn new(cx: &mut Context<'_>, part: Part) -> io::Result<Self> {
         let channel = part.device.open_channel(cx, CHANNEL)?;
         let (number, depth) = (part.queue.queue, part.queue.depth);
+        let pages = Pages::new(Arc::clone(&part.file), number);
+        let data = match part.way {
+            Way::Mapped => Data::Mapped,
+            Way::Copied => Data::Copied(Box::new(pages)),
+            Way::Pages => Data::Pages(Box::new(pages)),
+        };
         cx.io.open_ublk(part.file, part.queue)?;
         let mut core = Self {
-            queue: Queue::new(part.facts, depth),
+            queue: Queue::new(part.facts, depth, data),
             number,
             channel,
             done: Vec::new(),
             failed: part.failed,
+            left: Some(part.left),
+            counters: part.counters,
+            doubts: false,
             finished: false,
         };
+        core.counters.queue_began();
         core.send(cx);
         Ok(core)
     }
@@ -70,9 +102,7 @@ impl Core {
             if self.done.is_empty() {
                 break;
             }
-            for done in self.done.drain(..) {
-                self.queue.handle_done(done);
-            }
+            self.collect();
         }
         while let Some((command, buf)) = self.queue.poll_command() {
             let token = Token { owner: COMMANDS, generation: 0, index: command.tag.into() };
@@ -81,42 +111,78 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Gives what has finished to the queue, and counts what has ended with it.
+    fn collect(&mut self) {
+        let mut all = std::mem::take(&mut self.done);
+        for done in all.drain(..) {
+            let ended = self.queue.handle_done(done);
+            self.count(ended);
+        }
+        self.done = all;
+    }
+
+    fn count(&self, ended: Option<Ended>) {
+        if let Some(Ended { kind, bytes, succeeded, uncopied }) = ended {
+            self.counters.count(kind, bytes, succeeded);
+            if succeeded && uncopied {
+                self.counters.count_uncopied();
+            }
+        }
+    }
+}
+
 impl Service for Core {
     type Message = Message;
 
     fn handle_message(&mut self, _cx: &mut Context<'_>, message: Message) {
-        let Message::Resized(bytes) = message;
-        self.queue.set_bytes(bytes);
+        match message {
+            Message::Resized(bytes) => self.queue.set_bytes(bytes),
+            Message::Leave => self.queue.leave(),
+            Message::Ends => self.queue.end_is_seen(),
+        }
     }
 
     fn handle_completion(&mut self, cx: &mut Context<'_>, completion: Completion) {
         match (completion.token.owner, completion.outcome) {
             (COMMANDS, Outcome::Ublk(fetched, buf)) => {
                 if let Ok(tag) = u16::try_from(completion.token.index) {
-                    self.queue.handle_fetched(tag, fetched, buf);
+                    let refused = self.queue.handle_fetched(tag, fetched, buf);
+                    self.count(refused);
                 }
+            }
+            (DOUBTS, _) => {
+                self.doubts = false;
+                self.queue.end_doubts();
             }
             (_, outcome) => {
                 let completion = Completion { token: completion.token, outcome };
                 self.channel.handle_completion(cx, completion, &mut self.done);
-                for done in self.done.drain(..) {
-                    self.queue.handle_done(done);
-                }
+                self.collect();
             }
         }
     }
 
     fn flush(&mut self, cx: &mut Context<'_>) {
         self.send(cx);
+        if let Some(left) = self.left.take_if(|_| self.queue.has_left()) {
+            left.fetch_add(1, Ordering::AcqRel);
+        }
         if let Some(error) = self.queue.take_fault() {
             self.failed.store(true, Ordering::Release);
             tracing::error!(
                 queue = self.number,
-                "the kernel refuses a command of the disk: {error}"
+                "the kernel refuses a command of a disk by ublk ({error}): a request on it is not answered any more. Begin the \
+                 disk again, or remove it (`raceline disconnect -d`, or ublk_stop_disk of a daemon)"
             );
+        }
+        if self.queue.has_doubts() && !std::mem::replace(&mut self.doubts, true) {
+            let token = Token { owner: DOUBTS, generation: 0, index: 0 };
+            cx.io.timer(cx.now + DOUBT_TIME, token);
         }
         if self.queue.is_over() && !self.finished {
             self.finished = true;
+            self.counters.queue_ended();
             self.channel.close(cx);
         }
     }

@@ -10,8 +10,14 @@ pub(crate) mod feature {
     pub(crate) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands have the numbers of ioctl(2).
     pub(crate) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    /// Data of a request are read and written by pread(2) and pwrite(2) of the character device.
+    pub(crate) const USER_COPY: u64 = 1 << 7;
     /// A disk can get another size.
     pub(crate) const UPDATE_SIZE: u64 = 1 << 10;
+    /// The pages of a request become a buffer of the serving thread's ring, until the request is committed.
+    pub(crate) const AUTO_BUF_REG: u64 = 1 << 11;
+    /// Pages of requests may be registered by any task. It is not asked for; drivers that have it are of Linux 6.17 or newer.
+    pub(crate) const BUF_REG_OFF_DAEMON: u64 = 1 << 14;
 }
 
 /// Device states.
@@ -37,6 +43,8 @@ pub(crate) mod op {
     pub(crate) const FUA: u32 = 1 << 13;
     /// Flag: zeroed blocks stay allocated.
     pub(crate) const NOUNMAP: u32 = 1 << 15;
+    /// Flag: the pages did not become a buffer of the ring.
+    pub(crate) const NEED_REG_BUF: u32 = 1 << 17;
 }
 
 /// Attributes of a disk (`UBLK_ATTR_*`).
@@ -48,6 +56,13 @@ pub(crate) mod attribute {
 
 /// `UBLK_PARAM_TYPE_BASIC` and `UBLK_PARAM_TYPE_DISCARD`.
 pub(crate) const PARAM_TYPES: u32 = 1 << 0 | 1 << 1;
+/// `UBLK_PARAM_TYPE_DMA_ALIGN`.
+pub(crate) const PARAM_DMA_ALIGN: u32 = 1 << 4;
+
+/// Where the data of a request are in the character device, with user copy (`UBLKSRV_IO_BUF_OFFSET` and what follows it).
+pub(crate) fn data_offset(queue: u16, tag: u16) -> u64 {
+    0x8000_0000 + (u64::from(queue) << 41 | u64::from(tag) << 25)
+}
 
 /// Bytes of a sector, the unit of all ranges.
 pub(crate) const SECTOR: u64 = 512;
@@ -177,18 +192,26 @@ pub(crate) struct Params {
     pub(crate) discard_granularity: u32,
     pub(crate) max_discard_sectors: u32,
     pub(crate) max_zeroes_sectors: u32,
+    /// Memory of requests lies at multiples of this many bytes; 0: that of the kernel's choice.
+    pub(crate) memory_alignment: u32,
 }
 
 impl Params {
-    pub(crate) const LEN: usize = 60;
+    /// Up to and with the alignment of memory.
+    pub(crate) const LEN: usize = 116;
+    /// Without it.
+    const BASIC_LEN: u32 = 60;
 
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         let mut put = |at: usize, word: u32| {
             bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
         };
-        put(0, 60);
-        put(4, PARAM_TYPES);
+        // A kernel that knows the rest also knows its length.
+        let aligned = self.memory_alignment != 0;
+        put(0, if aligned { 116 } else { Self::BASIC_LEN });
+        put(4, PARAM_TYPES | if aligned { PARAM_DMA_ALIGN } else { 0 });
+        put(108, self.memory_alignment.saturating_sub(1));
         put(8, self.attributes);
         put(16, self.max_sectors);
         put(44, self.discard_granularity);
@@ -213,6 +236,10 @@ impl Params {
             discard_granularity: u32::from_ne_bytes(at(bytes, 44)),
             max_discard_sectors: u32::from_ne_bytes(at(bytes, 48)),
             max_zeroes_sectors: u32::from_ne_bytes(at(bytes, 52)),
+            memory_alignment: match u32::from_ne_bytes(at(bytes, 4)) & PARAM_DMA_ALIGN {
+                0 => 0,
+                _ => u32::from_ne_bytes(at(bytes, 108)).saturating_add(1),
+            },
         }
     }
 }
@@ -273,11 +300,25 @@ mod tests {
             discard_granularity: 4096,
             max_discard_sectors: 77,
             max_zeroes_sectors: 88,
+            memory_alignment: 0,
         };
+        let aligned = Params { memory_alignment: 4096, ..params };
+        let bytes = aligned.encode();
+        assert_eq!(Params::decode(&bytes), aligned);
+        assert_eq!(bytes[..8], [116, 0, 0, 0, 0x13, 0, 0, 0]);
+        assert_eq!(bytes[108..], [0xff, 0x0f, 0, 0, 0, 0, 0, 0]);
         let bytes = params.encode();
         assert_eq!(Params::decode(&bytes), params);
         assert_eq!(bytes[..8], [60, 0, 0, 0, 3, 0, 0, 0]);
         assert_eq!(bytes[12..16], [9, 12, 12, 12]);
-        assert_eq!(bytes[56..], [1, 0, 0, 0]);
+        assert_eq!(bytes[56..60], [1, 0, 0, 0]);
+        assert!(bytes[60..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn data_are_where_the_kernel_has_them() {
+        assert_eq!(data_offset(0, 0), 0x8000_0000);
+        assert_eq!(data_offset(0, 3), 0x8600_0000);
+        assert_eq!(data_offset(2, 1), 0x400_8200_0000);
     }
 }

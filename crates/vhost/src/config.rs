@@ -56,7 +56,7 @@ pub(crate) struct Facts {
     pub(crate) deallocates: bool,
     pub(crate) reads_in_place: bool,
     pub(crate) queues: u16,
-    /// Writes may be cached until a flush: what the guest has chosen.
+    /// Writes may be cached until a flush.
     writeback: AtomicBool,
     pub(crate) id: [u8; ID_LEN],
 }
@@ -75,7 +75,7 @@ impl Facts {
             deallocates: info.deallocate,
             reads_in_place: info.reads_in_place,
             queues,
-            writeback: AtomicBool::new(true),
+            writeback: AtomicBool::new(false),
             id,
         }
     }
@@ -97,15 +97,6 @@ impl Facts {
 
     pub(crate) fn set_writeback(&self, writeback: bool) {
         self.writeback.store(writeback, Ordering::Relaxed);
-    }
-
-    /// Takes what a guest writes into the configuration space: only [`WRITEBACK`] can be written.
-    pub(crate) fn write_space(&self, offset: u32, bytes: &[u8]) {
-        let at = (WRITEBACK as u64).checked_sub(u64::from(offset));
-        let value = at.and_then(|at| bytes.get(usize::try_from(at).ok()?));
-        if let Some(&value) = value {
-            self.set_writeback(value != 0);
-        }
     }
 
     /// The offset in bytes of whole blocks inside of the device.
@@ -163,6 +154,12 @@ impl Facts {
         put(56, &[u8::from(self.deallocates)]);
         space
     }
+}
+
+/// What a guest that writes into the configuration space chooses: only [`WRITEBACK`] can be written.
+pub(crate) fn chosen_writeback(offset: u32, bytes: &[u8]) -> Option<bool> {
+    let at = (WRITEBACK as u64).checked_sub(u64::from(offset))?;
+    bytes.get(usize::try_from(at).ok()?).map(|&value| value != 0)
 }
 
 fn bytes(info: &BdevInfo) -> u64 {

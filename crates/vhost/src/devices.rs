@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use raceline_bdev::{BdevError, Channel, Done, Op, Request};
+use raceline_bdev::{BdevError, Channel, DiskCounters, Done, Op, Request};
 use raceline_reactor::{Context, Payload};
 
 use crate::config::Facts;
@@ -23,11 +23,18 @@ pub(crate) struct Devices {
     pub(crate) budget: usize,
     pub(crate) channel: Box<dyn Channel>,
     pub(crate) done: Vec<Done>,
+    /// Where this core counts.
+    pub(crate) counters: Arc<DiskCounters>,
 }
 
 impl Devices {
-    pub(crate) fn new(facts: Arc<Facts>, channel: Box<dyn Channel>) -> Self {
-        Self { facts, scratch: vec![0; SCRATCH], budget: BUDGET, channel, done: Vec::new() }
+    pub(crate) fn new(
+        facts: Arc<Facts>,
+        channel: Box<dyn Channel>,
+        counters: Arc<DiskCounters>,
+    ) -> Self {
+        let (scratch, done) = (vec![0; SCRATCH], Vec::new());
+        Self { facts, scratch, budget: BUDGET, channel, done, counters }
     }
 
     /// Starts an operation for a request; `done` has its end.

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
 use raceline_reactor::Sender;
 use vhost::VhostUserMemoryRegionBase;
@@ -14,7 +15,8 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use crate::config::{Facts, feature};
+use crate::cache::Cache;
+use crate::config::{Facts, chosen_writeback, feature};
 use crate::core::Message;
 use crate::eventfd::{self, Interrupt};
 use crate::inflight::{Inflight, Part};
@@ -25,6 +27,13 @@ use crate::ring::{MAX_RING, Place, Ring};
 
 /// Most parts of a front end's memory.
 const MAX_AREAS: u64 = 64;
+
+/// How long a front end that stops its rings waits for what the device has of all of them: a virtual machine stands still
+/// meanwhile.
+const STOP_TIME: Duration = Duration::from_secs(10);
+
+/// What a ring has at least, when the others have taken that time.
+const LEAST_STOP_TIME: Duration = Duration::from_millis(50);
 
 /// What a front end has said of a ring.
 #[derive(Default)]
@@ -53,7 +62,10 @@ pub(crate) struct FrontEnd {
     features: u64,
     memory: Option<Arc<Memory>>,
     inflight: Option<Arc<Inflight>>,
+    cache: Cache,
     rings: Vec<Setup>,
+    /// Until when rings that are stopped may wait for the device; none before the first one is.
+    stop_until: Option<Instant>,
 }
 
 /// Refuses a request, which ends the connection.
@@ -64,10 +76,22 @@ fn refused(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error 
 impl FrontEnd {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let rings = (0..shared.facts.queues).map(|_| Setup::default()).collect();
-        Self { shared, features: 0, memory: None, inflight: None, rings }
+        let cache = Cache::default();
+        let (features, memory, inflight, stop_until) = (0, None, None, None);
+        let new = Self { shared, features, memory, inflight, cache, rings, stop_until };
+        new.use_cache();
+        new
     }
 
-    /// Has all rings stopped, and waits until nothing of them is in flight.
+    /// Has the cores do as the guest has chosen, and notes it down for a server after this one.
+    fn use_cache(&self) {
+        self.shared.facts.set_writeback(self.cache.is_on());
+        if let (Some(inflight), Some(choice)) = (&self.inflight, self.cache.choice()) {
+            inflight.note_cache(choice);
+        }
+    }
+
+    /// Has all rings stopped. What they leave at the device is waited for before the next front end's requests begin.
     pub(crate) fn end(&mut self) {
         for number in 0..self.shared.facts.queues {
             self.stop(number);
@@ -130,12 +154,16 @@ impl FrontEnd {
         let Some(kicks) = setup.kicks.take() else { return Ok(()) };
         let kicks = eventfd::kicks(kicks).map_err(refused)?;
         setup.runs = true;
+        self.stop_until = None;
+        self.cache.handle_start();
         let enabled = setup.enabled || !needs_enable;
         let start = Start { number, ring, memory, interrupt, inflight: part, again, enabled };
         self.tell(number, Message::Start(Box::new(start), kicks))
     }
 
-    /// Has a ring stopped; gives the index of the next request.
+    /// Has a ring stopped; gives the index of the next request. What the device has of it is waited for, but not for long:
+    /// while all paths to a device are lost, it would hold a virtual machine up that is to stop. The front end keeps a note of
+    /// such requests, and they are carried out again when it starts the ring. Who keeps none waits: its requests would be lost.
     fn stop(&mut self, number: u16) -> u16 {
         let setup = &mut self.rings[usize::from(number)];
         let base = setup.base;
@@ -144,7 +172,20 @@ impl FrontEnd {
         }
         let (ended, end) = sync_channel(1);
         let base = match self.tell(number, Message::Stop(number, ended)) {
-            Ok(()) => end.recv().unwrap_or(base),
+            Ok(()) => {
+                let now = Instant::now();
+                let until = self.stop_until.filter(|until| now < *until + STOP_TIME);
+                let until = until.unwrap_or(now + STOP_TIME);
+                self.stop_until = Some(until);
+                let time = until.saturating_duration_since(now).max(LEAST_STOP_TIME);
+                let mut told = end.recv_timeout(time);
+                if told == Err(RecvTimeoutError::Timeout) {
+                    // A core that has ended has told so.
+                    let _ = self.tell(number, Message::Leave(number));
+                    told = end.recv().map_err(RecvTimeoutError::from);
+                }
+                told.unwrap_or(base)
+            }
             Err(_) => base,
         };
         self.rings[usize::from(number)].base = base;
@@ -216,8 +257,8 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
             return Err(refused(format!("features {unknown:#x} were not offered")));
         }
         self.features = features;
-        // 5.2.5: who does not know FLUSH, has no cache.
-        self.shared.facts.set_writeback(features & feature::FLUSH != 0);
+        self.cache.handle_features(features);
+        self.use_cache();
         Ok(())
     }
 
@@ -334,6 +375,8 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
+        self.cache.handle_read();
+        self.use_cache();
         let space = self.shared.facts.space();
         let start = usize::try_from(offset).map_err(|_| Error::InvalidParam)?;
         let end = usize::try_from(size).ok().and_then(|size| start.checked_add(size));
@@ -347,7 +390,10 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
         bytes: &[u8],
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
-        self.shared.facts.write_space(offset, bytes);
+        if let Some(on) = chosen_writeback(offset, bytes) {
+            self.cache.handle_choice(on);
+            self.use_cache();
+        }
         Ok(())
     }
 
@@ -363,13 +409,17 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
         let kept = file.try_clone().map_err(refused)?;
         let inflight = Inflight::adopt(kept, (0, len), (queues, size)).map_err(refused)?;
         self.inflight = Some(Arc::new(inflight));
+        self.use_cache();
         Ok((VhostUserInflight::new(len, 0, queues, size), file))
     }
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let range = (inflight.mmap_offset, inflight.mmap_size);
         let shape = (inflight.num_queues, inflight.queue_size);
-        self.inflight = Some(Arc::new(Inflight::adopt(file, range, shape).map_err(refused)?));
+        let inflight = Inflight::adopt(file, range, shape).map_err(refused)?;
+        self.cache.handle_note(inflight.noted_cache());
+        self.inflight = Some(Arc::new(inflight));
+        self.use_cache();
         Ok(())
     }
 

@@ -19,6 +19,11 @@ const HEADER_LEN: u64 = 16;
 /// Bytes of an entry.
 const ENTRY_LEN: u64 = 16;
 
+/// What stands behind the rings, before the choice of a cache; it is ours, and no part of the layout.
+const CACHE_NOTE: [u8; 7] = *b"rlcache";
+/// Bytes of that note: the last one is 1 for a cache and 0 for none.
+const NOTE_LEN: usize = 8;
+
 /// The memory, for all rings.
 #[derive(Debug)]
 pub(crate) struct Inflight {
@@ -35,7 +40,8 @@ fn part_len(ring_size: u16) -> u64 {
 impl Inflight {
     /// Makes a file for this many rings of this size; gives it with its length.
     pub(crate) fn create(queues: u16, ring_size: u16) -> io::Result<(File, u64)> {
-        let len = (part_len(ring_size) * u64::from(queues)).next_multiple_of(4096);
+        let len =
+            (part_len(ring_size) * u64::from(queues) + NOTE_LEN as u64).next_multiple_of(4096);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create("raceline-vhost-inflight", flags)?);
         file.set_len(len)?;
@@ -57,6 +63,28 @@ impl Inflight {
         }
         let area = Area { guest: 0, user: 0, len, offset, file: Arc::new(file) };
         Ok(Self { memory: Memory::new(vec![area])?, queues, ring_size })
+    }
+
+    fn note_at(&self) -> u64 {
+        part_len(self.ring_size) * u64::from(self.queues)
+    }
+
+    /// Notes whether the guest has chosen a cache.
+    pub(crate) fn note_cache(&self, on: bool) {
+        let [n0, n1, n2, n3, n4, n5, n6] = CACHE_NOTE;
+        let note = [n0, n1, n2, n3, n4, n5, n6, u8::from(on)];
+        // Memory that another program has made may have no room for it. Who comes back with that has no note.
+        if let Err(outside) = self.memory.write(self.note_at(), &note) {
+            tracing::debug!("the choice of a cache is not noted: {outside}");
+        }
+    }
+
+    /// What was noted, if anything was.
+    pub(crate) fn noted_cache(&self) -> Option<bool> {
+        let mut note = [0; NOTE_LEN];
+        self.memory.read(self.note_at(), &mut note).ok()?;
+        let [name @ .., on] = note;
+        (name == CACHE_NOTE && on <= 1).then_some(on == 1)
     }
 }
 
@@ -194,6 +222,23 @@ mod tests {
         let mut other = Part::new(&part.inflight, 1, 4).unwrap();
         assert!(other.recover(4, 0).unwrap_err().to_string().contains("a ring of 8"));
         assert!(Part::new(&part.inflight, 2, 8).is_none());
+    }
+
+    #[test]
+    fn the_choice_of_a_cache_is_noted_where_there_is_room() {
+        // The parts of the rings fill whole pages here.
+        let (file, len) = Inflight::create(8, 31).unwrap();
+        assert_eq!((part_len(31) * 8, len), (4096, 8192));
+        let again = || Inflight::adopt(file.try_clone().unwrap(), (0, len), (8, 31)).unwrap();
+        assert_eq!(again().noted_cache(), None);
+        for on in [true, false] {
+            again().note_cache(on);
+            assert_eq!(again().noted_cache(), Some(on));
+        }
+        let short = Inflight::adopt(file.try_clone().unwrap(), (0, 4096), (8, 31)).unwrap();
+        short.note_cache(true);
+        assert_eq!(short.noted_cache(), None);
+        assert_eq!(again().noted_cache(), Some(false));
     }
 
     #[test]

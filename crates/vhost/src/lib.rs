@@ -9,6 +9,7 @@
 //!
 //! Sections below are those of Virtual I/O Device (VIRTIO) 1.2 and of QEMU's `docs/interop/vhost-user.rst`.
 
+mod cache;
 mod config;
 mod core;
 mod devices;

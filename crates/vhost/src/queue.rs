@@ -127,6 +127,17 @@ impl Queue {
         true
     }
 
+    /// Tells whoever stops it to wait no more for what is at the device, if another start of the ring finds that noted;
+    /// gives the number of those requests, and the bytes of the budget that they hold.
+    pub(crate) fn leave(&mut self) -> Option<(usize, usize)> {
+        self.start.inflight.as_ref()?;
+        let ended = self.stopping.take()?;
+        // Whoever has asked may have gone.
+        let _ = ended.send(self.start.ring.next_available());
+        let running = self.slots.iter().filter_map(|slot| slot.running.as_ref());
+        Some((self.in_flight, running.map(|running| running.held).sum()))
+    }
+
     /// Whether there may be something to take.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_ready && self.start.enabled && self.fault.is_none()
@@ -325,10 +336,12 @@ impl Queue {
     }
 
     /// Returns a request to the guest.
-    fn end(&mut self, devices: &mut Devices, head: u16, status: u8) {
+    fn end(&mut self, devices: &mut Devices, head: u16, verdict: u8) {
         let Some(running) = self.slots[usize::from(head)].running.take() else { return };
         self.in_flight -= 1;
         devices.budget += running.held;
+        let (kind, bytes) = running.work.measure();
+        devices.counters.count(kind, bytes, verdict == status::OK);
         let written = match running.work {
             Work::Read { .. } | Work::Identify => running.done,
             _ => 0,
@@ -337,7 +350,7 @@ impl Queue {
         if self.fault.is_some() {
             return;
         }
-        if let Err(fault) = self.give_back(head, running.status, status, written) {
+        if let Err(fault) = self.give_back(head, running.status, verdict, written) {
             self.break_off(fault);
         }
     }

@@ -1,5 +1,7 @@
 //! Requests of a block device as guests write them (VIRTIO 1.2, 5.2.6).
 
+use raceline_bdev::OpKind;
+
 use crate::config::{Facts, MAX_RANGE_SECTORS, MAX_RANGES, SECTOR};
 use crate::memory::{Memory, Segment};
 use crate::ring::{Chain, Fault};
@@ -50,6 +52,22 @@ pub(crate) enum Work {
     Identify,
     /// These ranges released, or zeroed.
     Ranges { zeroes: bool, list: Box<[Extent]> },
+}
+
+impl Work {
+    /// What kind of request it is, and its bytes. The identity is of none of the kinds that are counted.
+    pub(crate) fn measure(&self) -> (OpKind, u64) {
+        match self {
+            Self::Read { len, .. } => (OpKind::Read, *len),
+            Self::Write { len, .. } => (OpKind::Write, *len),
+            Self::Flush => (OpKind::Flush, 0),
+            Self::Identify => (OpKind::Find, 0),
+            Self::Ranges { zeroes, list } => {
+                let kind = if *zeroes { OpKind::WriteZeroes } else { OpKind::Deallocate };
+                (kind, list.iter().map(|extent| extent.len).sum())
+            }
+        }
+    }
 }
 
 /// The outer parts of a request.

@@ -4,12 +4,12 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use raceline_bdev::SharedBdev;
+use raceline_bdev::{DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::private_socket::{self, SocketError, SocketFile};
 use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -26,8 +26,8 @@ pub const DEFAULT_QUEUES: u16 = 16;
 /// Front ends that may wait to be accepted.
 const BACKLOG: i32 = 8;
 
-/// How long the next front end waits for the former one to be gone.
-const CHANGE_TIME: Duration = Duration::from_secs(10);
+/// How long the next front end waits for the former one to be gone, which may wait for the device before.
+const CHANGE_TIME: Duration = Duration::from_secs(15);
 
 /// How long accepting pauses when descriptors or memory have run out.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -95,6 +95,7 @@ pub struct Server {
     device: SharedBdev,
     facts: Arc<Facts>,
     link: Arc<Link>,
+    stats: DiskStats,
     cores: Cores<Message>,
     listener: Arc<UnixListener>,
     file: SocketFile,
@@ -123,6 +124,7 @@ impl Server {
             device: Arc::clone(&config.device),
             facts,
             link,
+            stats: DiskStats::default(),
             cores: Cores::default(),
             listener: Arc::new(listener),
             file,
@@ -146,10 +148,12 @@ impl Server {
             name: "vhost".to_owned(),
             ..ReactorConfig::default()
         };
+        let left = Arc::new(AtomicUsize::new(0));
         let started = self.cores.start(&reactor, config.cores.iter().copied(), |_| {
             let device = Arc::clone(&self.device);
             let shared = (Arc::clone(&self.facts), Arc::clone(&self.link));
-            move |cx: &mut Context<'_>| Core::new(cx, &device, shared)
+            let told = (Arc::clone(&left), self.stats.core());
+            move |cx: &mut Context<'_>| Core::new(cx, &device, shared, told)
         });
         started.map_err(ServerError::Core)?;
         let shared = Shared {
@@ -177,6 +181,12 @@ impl Server {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.facts.bytes()
+    }
+
+    /// What it has done for guests.
+    #[must_use]
+    pub fn totals(&self) -> DiskTotals {
+        self.stats.totals()
     }
 
     /// Whether a front end is connected.

@@ -25,7 +25,7 @@ pub(crate) fn set_counting(is_counting: bool) {
     IS_COUNTING.store(is_counting, Ordering::Relaxed);
 }
 
-/// Gives each queue of a host a device.
+/// Gives each core of a host a device.
 #[derive(Debug)]
 pub(crate) struct HostDevices(pub(crate) Network);
 
@@ -95,8 +95,16 @@ impl Provider for Device {
         self.0.listen(address)
     }
 
-    fn resolve(&mut self, address: SocketAddr) -> Result<ConnectionId, ProviderError> {
-        self.0.resolve(address)
+    fn stop_listening(&mut self) {
+        self.0.stop_listening();
+    }
+
+    fn resolve(
+        &mut self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<ConnectionId, ProviderError> {
+        self.0.resolve(address, source)
     }
 
     fn create_pair(

@@ -35,6 +35,8 @@ pub(crate) struct MemoryIo {
     pub(crate) accepts: bool,
     /// A socket has a stream, or the listener is a provider's.
     has_streams: bool,
+    /// A stream was never tried: it may have to begin.
+    has_fresh: bool,
     connects: Vec<Token>,
     /// By [`SocketId`].
     sockets: Vec<MemorySocket>,
@@ -70,6 +72,7 @@ impl MemoryIo {
             provided: None,
             accepts: true,
             has_streams: false,
+            has_fresh: false,
             connects: Vec::new(),
             sockets: Vec::new(),
             timers: Vec::with_capacity(LIST_CAPACITY),
@@ -84,12 +87,13 @@ impl MemoryIo {
         !self.done.is_empty()
     }
 
-    /// Whether streams of providers have bytes for receives that wait.
+    /// Whether streams of providers have bytes for receives that wait, or were never tried.
     pub(crate) fn has_unread(&mut self) -> bool {
-        self.sockets.iter_mut().any(|socket| {
-            let waits = socket.receive.is_some();
-            socket.stream.as_mut().is_some_and(|stream| waits && stream.unread() > 0)
-        })
+        self.has_fresh
+            || self.sockets.iter_mut().any(|socket| {
+                let waits = socket.receive.is_some();
+                socket.stream.as_mut().is_some_and(|stream| waits && stream.unread() > 0)
+            })
     }
 
     /// Has all streams of providers go on with what they have, as a reactor does whose sources have news.
@@ -103,6 +107,7 @@ impl MemoryIo {
                 self.done.push(Completion { token: *token, outcome });
             }
         }
+        self.has_fresh = false;
         let Self { sockets, done, .. } = self;
         for socket in sockets {
             socket.try_stream(done);
@@ -261,6 +266,7 @@ impl Io for MemoryIo {
         let id = u32::try_from(self.sockets.len()).map_err(io::Error::other)?;
         let stream = socket.into_stream();
         self.has_streams |= stream.is_some();
+        self.has_fresh |= stream.is_some();
         self.sockets.push(MemorySocket { end, receive: None, send: None, stream });
         Ok(SocketId(id))
     }

@@ -48,6 +48,14 @@ impl Ended {
         }
     }
 
+    /// The child, unless it ended with anything but exit code 0; the error shows the end of its output.
+    pub(crate) fn checked(self, name: &str) -> Result<Self> {
+        if !self.success() {
+            bail!("{name}: {}\n{}", self.why(), self.tail(25));
+        }
+        Ok(self)
+    }
+
     /// The last `count` lines of the output, indented.
     pub(crate) fn tail(&self, count: usize) -> String {
         tail(&self.output, count)
@@ -218,6 +226,25 @@ impl Running {
     /// Sends a signal (by name: TERM, INT, KILL) to the child's process group.
     pub(crate) fn signal(&self, name: &str) {
         signal_group(self.child.id(), name);
+    }
+
+    /// Gives the processes of the group that `chrt --idle` has put behind all others the usual turn of the processors.
+    pub(crate) fn schedule_as_usual(&self) -> Result<()> {
+        let group = self.child.id().to_string();
+        for process in std::fs::read_dir("/proc")? {
+            let process = process?;
+            // One that has ended meanwhile has no such file.
+            let Ok(stat) = std::fs::read_to_string(process.path().join("stat")) else { continue };
+            // The name may have spaces and brackets: `pid (name) state parent group ...`.
+            let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            if after_name.split_whitespace().nth(2) != Some(group.as_str()) {
+                continue;
+            }
+            let pid = process.file_name();
+            // A thread may end between the list of threads and its turn: chrt then says that it failed.
+            Task::new("chrt").args(["--all-tasks", "--other", "--pid", "0"]).args([&pid]).run()?;
+        }
+        Ok(())
     }
 
     /// Waits for the end of the child, or ends it when its time is over.

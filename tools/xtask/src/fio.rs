@@ -276,7 +276,7 @@ fn jobs(bench: &Bench<'_>, checks: &mut Checks) {
 
 /// A user's mistakes are reported by name.
 fn refusals(bench: &Bench<'_>, checks: &mut Checks) {
-    let cases: [(&str, &[&str], &str); 10] = [
+    let cases: [(&str, &[&str], &str); 13] = [
         ("wrong-nqn", &["--nqn=nqn.2026-01.io.raceline:wrong"], "(subsystem NQN)"),
         ("wrong-port", &["--trsvcid=1"], "nothing listens there"),
         ("wrong-name", &["--traddr=no-such-name.invalid"], "cannot find the address"),
@@ -286,7 +286,11 @@ fn refusals(bench: &Bench<'_>, checks: &mut Checks) {
         ("wrong-path", &["--path=127.0.0.1:x"], "has no port that is one"),
         ("wrong-policy", &["--policy=best"], "`best` is no policy"),
         ("wrong-time", &["--fast_io_fail_tmo=soon"], "no number of seconds"),
-        ("wrong-transport", &["--filename=trtype=RDMA"], "this engine speaks TCP"),
+        ("wrong-transport", &["--trtype=FC"], "it has tcp and rdma"),
+        ("wrong-transport-of-file", &["--filename=trtype=FC"], "this engine has TCP and RDMA"),
+        // No adapter has the address of loopback, where there are adapters and libraries for them.
+        ("rdma-without-adapter", &["--filename=trtype=RDMA"], "cannot connect to 127.0.0.1"),
+        ("rdma-with-digests", &["--trtype=rdma", "--hdr_digest=1"], "RDMA has no digests"),
     ];
     for (name, rest, words) in cases {
         checks.run(name, || {

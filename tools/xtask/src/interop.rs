@@ -36,11 +36,13 @@ const GUEST_LIMIT_S: u64 = 420;
 /// Time for a guest whose paths are cut, whose disk loses its process, or that starts a program often, in seconds: about
 /// five times what a quiet two-core machine needs.
 const CUTS_LIMIT_S: u64 = 600;
+/// Time for a guest in which each check goes twice, in seconds: about twice what a quiet two-core machine needs.
+const ZERO_COPY_LIMIT_S: u64 = 1800;
 /// Time for a guest that is also the target, over soft RoCE, in seconds: about five times what a quiet two-core machine
 /// needs.
 const RDMA_LIMIT_S: u64 = 1200;
-/// Time for two guests at once with a wire between them, which goes three times, in seconds: about three times what a quiet
-/// two-core machine needs.
+/// Time for two guests at once with a wire between them, which loses packets and goes three times, in seconds: about twice what a
+/// quiet two-core machine needs.
 const LINK_LIMIT_S: u64 = 600;
 /// Time for a guest with hundreds of cuts, in seconds: about twice what a quiet two-core machine needs.
 const ALL_CUTS_LIMIT_S: u64 = 6000;
@@ -60,6 +62,9 @@ pub(crate) enum Kernel {
     /// Debian 13: kernel 6.12, nvme-cli 2.13.
     #[value(name = "6.12")]
     V6_12,
+    /// Debian 13 with the kernel of its backports.
+    #[value(name = "backports")]
+    Backports,
 }
 
 impl Kernel {
@@ -67,15 +72,16 @@ impl Kernel {
         match self {
             Self::V6_1 => "bookworm",
             Self::V6_12 => "trixie",
+            Self::Backports => "trixie-backports",
         }
     }
 
-    /// What its image has besides: open-iscsi, and with Linux 6.12 NBD, ublk, and TLS for NVMe, which the kernel of Debian 12
+    /// What its image has besides: open-iscsi, and from Linux 6.12 on NBD, ublk, and TLS for NVMe, which the kernel of Debian 12
     /// does not have.
     fn image_options(self) -> &'static [&'static str] {
         match self {
             Self::V6_1 => &["-P", "open-iscsi,sg3-utils", "-M", "iscsi_tcp,sd_mod,sg"],
-            Self::V6_12 => &[
+            Self::V6_12 | Self::Backports => &[
                 "-P",
                 "ktls-utils,keyutils,open-iscsi,sg3-utils,nbd-client",
                 "-M",
@@ -122,6 +128,8 @@ pub(crate) enum Part {
     Vhost,
     /// The kernel's own block device on a namespace of a daemon.
     Ublk,
+    /// The kernel's own block device on files and block devices, whose data are not copied.
+    ZeroCopy,
     /// New processes take the place of a daemon under the kernel's host.
     Takeover,
     /// xfstests on disks of ours.
@@ -170,7 +178,7 @@ fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
     // The usual image has no RDMA: it is smaller.
     let (name, options): (_, &[&str]) = match part {
         Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::RdmaLink => {
-            ("amd64-rdma", &["-R"])
+            ("amd64-rdma", &["-R", "-M", "ublk_drv,cls_u32"])
         }
         _ => ("amd64", kernel.image_options()),
     };
@@ -190,10 +198,10 @@ fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
     Ok(PathBuf::from(folder))
 }
 
-/// An empty folder; the guests of two kernels may run beside each other.
-fn scratch(tree: &Tree, image: &Path) -> Result<PathBuf> {
+/// An empty folder; guests of two steps may run beside each other.
+fn scratch(tree: &Tree, image: &Path, part: Part) -> Result<PathBuf> {
     let image = image.file_name().unwrap_or_default().to_string_lossy();
-    tree.scratch(&format!("interop-{image}"))
+    tree.scratch(&format!("interop-{image}-{part:?}").to_lowercase())
 }
 
 /// One of the steps kernel-VERSION-PART.
@@ -213,7 +221,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
         (Part::Vhost, _) => vhost::run(tree, &image),
-        (Part::Ublk | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
+        (Part::Ublk | Part::ZeroCopy | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
         (Part::Moved, _) => moved::run(tree, &image),
         (Part::Xfstests, _) => xfstests::run(tree, &image),
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
@@ -250,6 +258,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Disk => "disk.sh",
         Part::Vhost => "vhost.sh",
         Part::Ublk => "ublk.sh",
+        Part::ZeroCopy => "ublk-zero-copy.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
         Part::Takeover => "takeover.sh",
@@ -264,9 +273,12 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
 fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
-        Part::Cuts | Part::Ublk | Part::Rdma | Part::Moved => CUTS_LIMIT_S,
+        Part::Cuts | Part::Ublk | Part::Moved => CUTS_LIMIT_S,
         // The target is emulated as well.
-        Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::Takeover => RDMA_LIMIT_S,
+        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::Takeover => {
+            RDMA_LIMIT_S
+        }
+        Part::ZeroCopy => ZERO_COPY_LIMIT_S,
         Part::RdmaLink => LINK_LIMIT_S,
         Part::CutsAll => ALL_CUTS_LIMIT_S,
         _ => GUEST_LIMIT_S,
@@ -284,10 +296,19 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::Paths | Part::Cuts | Part::CutsAll => {
             task.args([Path::new("-f"), &common.join("multipath.sh")])
         }
-        Part::Rdma | Part::RdmaHost | Part::RdmaFaults => {
-            task.args([Path::new("-f"), &common.join("roce.sh")])
-        }
-        Part::RdmaDaemon | Part::RdmaLink => task
+        Part::Ublk => task
+            .args([Path::new("-f"), &common.join("ublk-disk.sh")])
+            .args([Path::new("-f"), &tree.root.join("packaging/raceline-ublk@.service")]),
+        Part::ZeroCopy => task.args([Path::new("-f"), &common.join("ublk-disk.sh")]),
+        Part::Rdma => task
+            .args([Path::new("-f"), &common.join("ublk-disk.sh")])
+            .args([Path::new("-f"), &common.join("roce.sh")]),
+        Part::RdmaHost | Part::RdmaFaults => task.args([Path::new("-f"), &common.join("roce.sh")]),
+        Part::RdmaDaemon => task
+            .args([Path::new("-f"), &common.join("multipath.sh")])
+            .args([Path::new("-f"), &common.join("roce.sh")])
+            .args([Path::new("-f"), &tree.root.join("crates/papers/experiments/converged.toml")]),
+        Part::RdmaLink => task
             .args([Path::new("-f"), &common.join("multipath.sh")])
             .args([Path::new("-f"), &common.join("roce.sh")]),
         _ => task,
@@ -322,7 +343,7 @@ fn watch(guest: &mut Running, mut request: impl FnMut(&str) -> Result<()>) -> Re
 
 /// The kernel's host against our target.
 fn kernel_host(tree: &Tree, image: &Path, kernel: Kernel, part: Part) -> Result<Outcome> {
-    let scratch = scratch(tree, image)?;
+    let scratch = scratch(tree, image, part)?;
     let file = format!("file:{},size=384M,bs=4096", scratch.join("ns3.img").display());
     let mut devices = vec!["ram:96M", "ram:96M,bs=4096", &file, "-n", NQN, "--allow-any-host"];
     // With one of the kernels, an engine computes the digests of connections.
@@ -419,7 +440,7 @@ pub(crate) fn free_port() -> Result<u16> {
 /// Our host against the kernel's target.
 fn kernel_target(tree: &Tree, image: &Path) -> Result<Outcome> {
     let nvmet = Nvmet::start(tree, image)?;
-    let scratch = scratch(tree, image)?;
+    let scratch = scratch(tree, image, Part::Target)?;
     let mut checks = Checks::default();
     checks.run("discover", || {
         let ended = host(tree, "discover", &nvmet.address[..4], &[])?;

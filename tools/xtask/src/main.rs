@@ -1,4 +1,4 @@
-//! The developer's entry point: `cargo xtask setup|test|lint|fuzz|asan|sim|cost|bench|spdk|report|interop|test-cu`.
+//! The developer's entry point, `cargo xtask`: its verbs, and the steps of `cargo xtask test`.
 
 mod asan;
 mod bench;
@@ -23,15 +23,18 @@ mod packaging;
 mod page;
 mod papers;
 mod placement;
+mod python;
 mod quiet;
 mod raceline;
 mod raw;
+mod rdma;
 mod report;
 mod rpc_docs;
 mod serve;
 mod setup;
 mod spdk;
 mod step;
+mod take_over;
 mod test_cu;
 mod unit;
 mod wire;
@@ -58,7 +61,7 @@ const CAMPAIGN_LIMIT_S: u64 = 7 * 24 * 3600;
 /// Time that each fuzz target gets unless `--seconds` says otherwise.
 const FUZZ_SECONDS: u64 = 30;
 /// The same within `cargo xtask test`, which is to end within an hour: the corpus, and little beyond it.
-const FUZZ_SECONDS_OF_TEST: u64 = 12;
+const FUZZ_SECONDS_OF_TEST: u64 = 6;
 
 /// Raceline's checks and tools.
 #[derive(Parser)]
@@ -74,7 +77,7 @@ enum Verb {
     Setup,
     /// Run every check, or only those asked for, and sum up.
     Test {
-        /// Leave out the emulated machines and fuzzing.
+        /// Leave out the emulated machines, fuzz, host-cuts, page and fio-engine.
         #[arg(long)]
         quick: bool,
         /// Also run the steps on request, which `--list` marks.
@@ -128,6 +131,12 @@ enum Verb {
     Fio,
     /// Build the Debian package, the OCI image and the bill of materials from the release build.
     Package(package::Options),
+    /// Write the facts of RustSec's advisories, against which supply-chain checks the crates, from a clone of its database.
+    Advisories {
+        /// A clone of https://github.com/rustsec/advisory-db.
+        #[arg(long, value_name = "CLONE")]
+        from: PathBuf,
+    },
     /// Write docs/RPC.md from the methods that the daemon has.
     RpcDocs,
     /// Cut the paths of our host to two daemons, and print after which times reads and writes went on.
@@ -180,6 +189,7 @@ fn run(verb: Verb) -> Result<bool> {
     child::end_children_on_signals()?;
     let tree = Tree::find()?;
     let one = |name, action: step::Action<'_>| step::run(vec![step(name, "", true, action)]);
+    let done = |()| true;
     Ok(match verb {
         Verb::Setup => {
             println!("{}", text(&setup::run()?));
@@ -224,37 +234,22 @@ fn run(verb: Verb) -> Result<bool> {
             true
         }
         Verb::Cost(options) => one("cost", Box::new(|| cost::run(&tree, &options))),
-        Verb::Bench(options) => {
-            bench::run(&tree, &options)?;
-            true
-        }
+        Verb::Bench(options) => bench::run(&tree, &options).map(done)?,
         Verb::Spdk(options) => spdk::run(&tree, &options)?,
-        Verb::Report(options) => {
-            report::run(&tree.root, &options)?;
-            true
-        }
+        Verb::Report(options) => report::run(&tree.root, &options).map(done)?,
         Verb::Capi => one("capi", Box::new(|| capi::build(&tree))),
         Verb::Fio => one("fio", Box::new(|| fio::build_and_tell(&tree))),
         Verb::TestCu(options) => one("iscsi-test-cu", Box::new(|| test_cu::run(&tree, &options))),
         Verb::Cuts(options) => one("host-cuts", Box::new(|| cuts::run(&tree, &options))),
-        Verb::Package(options) => {
-            package::build(&tree, &options)?;
-            true
-        }
-        Verb::RpcDocs => {
-            rpc_docs::write(&tree)?;
-            true
-        }
+        Verb::Package(options) => package::build(&tree, &options).map(done)?,
+        Verb::Advisories { from } => package::write_advisories(&tree, &from).map(done)?,
+        Verb::RpcDocs => rpc_docs::write(&tree).map(done)?,
         Verb::Interop { kernel, part, peer } => {
             one("interop", Box::new(|| interop::run(&tree, kernel, part, peer)))
         }
-        Verb::HoldIdle { port, count } => {
-            raw::hold_idle(port, count)?;
-            true
-        }
+        Verb::HoldIdle { port, count } => raw::hold_idle(port, count).map(done)?,
         Verb::AnswerBlocking { connections, memory_bytes } => {
-            bench::answer_blocking(connections, memory_bytes)?;
-            true
+            bench::answer_blocking(connections, memory_bytes).map(done)?
         }
     })
 }
@@ -326,32 +321,50 @@ fn steps(tree: &Tree) -> Vec<Step<'_>> {
             Box::new(|| capi::run(tree)),
         ),
     ];
-    steps.extend(outside_steps(tree));
+    steps.push(step(
+        "placement",
+        "connections over a link with receive queues",
+        true,
+        Box::new(|| placement::run(tree)),
+    ));
     // From here on two at a time: an emulated machine uses one core, and the others wait for the most part. The longest
     // begins first.
     let build = fuzz::Build::Short;
     let action = Box::new(move || fuzz::run(tree, None, FUZZ_SECONDS_OF_TEST, build));
     let fuzz = step("fuzz", "every fuzz target for a short time", false, action);
     steps.push(Step { beside: true, ..fuzz });
+    steps.extend(wire_steps(tree).map(|step| Step { beside: true, ..step }));
     steps.extend(kernel_steps(tree));
     steps.extend(waiting_steps(tree).map(|step| Step { beside: true, ..step }));
+    steps.extend(rdma_steps(tree));
     steps
 }
 
-/// The steps in which a program that is not ours judges, or the machine's network is changed.
-fn outside_steps(tree: &Tree) -> [Step<'_>; 3] {
+/// What the unit tests do in part over the simulated network of RDMA.
+fn rdma_steps(tree: &Tree) -> [Step<'_>; 2] {
+    let seeds = step(
+        "rdma-seeds",
+        "10,000 seeds of both ends over RDMA, under faults, and 100,000 sequences",
+        false,
+        Box::new(|| rdma::run_seeds(tree)),
+    );
+    let iwarp = step(
+        "rdma-iwarp",
+        "all suites over RDMA once more, by iWARP",
+        false,
+        Box::new(|| rdma::run_iwarp(tree)),
+    );
+    [seeds, iwarp].map(|step| Step { on_request: true, ..step })
+}
+
+/// The steps about what goes over a wire, and what happens when it is cut.
+fn wire_steps(tree: &Tree) -> [Step<'_>; 2] {
     [
         step(
             "tshark",
             "a capture of every PDU type, dissected",
             true,
             Box::new(|| wire::run(tree)),
-        ),
-        step(
-            "placement",
-            "connections over a link with receive queues",
-            true,
-            Box::new(|| placement::run(tree)),
         ),
         step(
             "host-cuts",
@@ -393,6 +406,15 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
         Step {
             on_request: true,
             ..step(
+                "take-over",
+                "a hundred take-overs of a daemon with 64 connections, and their pauses",
+                false,
+                Box::new(|| take_over::run(tree)),
+            )
+        },
+        Step {
+            on_request: true,
+            ..step(
                 "clean-roots",
                 "the package in clean roots of Debian 12 and 13",
                 false,
@@ -406,6 +428,15 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 "packages of two builds in different folders are equal",
                 false,
                 Box::new(|| package::run_reproducible(tree)),
+            )
+        },
+        Step {
+            on_request: true,
+            ..step(
+                "static-binary",
+                "the static program, in a root that holds nothing else",
+                false,
+                Box::new(|| package::run_static_binary(tree)),
             )
         },
         step(
@@ -505,6 +536,18 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "a block device of Linux 6.12 that connect makes, whose process is killed",
     ),
     (
+        "kernel-backports-ublk",
+        Kernel::Backports,
+        Part::Ublk,
+        "the same with the kernel of Debian 13's backports, which also resizes it",
+    ),
+    (
+        "kernel-backports-zero-copy",
+        Kernel::Backports,
+        Part::ZeroCopy,
+        "block devices of that kernel on files, without a copy and with one",
+    ),
+    (
         "kernel-6.12-rdma",
         Kernel::V6_12,
         Part::Rdma,
@@ -557,13 +600,14 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     KERNEL_STEPS.iter().map(move |&(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        // Of the older kernel only the host runs always: the newer one shows the rest. The step nbd shows most of what
-        // the kernel's client does, and the tests of crates/vhost most of what a guest does.
+        // The newer kernel shows nearly all that the older one does. The step nbd shows most of what the kernel's client
+        // does, and the tests of crates/vhost most of what a guest does.
         let is_long = matches!(
             part,
             Part::Disk
                 | Part::Vhost
                 | Part::Ublk
+                | Part::ZeroCopy
                 | Part::Takeover
                 | Part::Xfstests
                 | Part::Moved
@@ -573,7 +617,7 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 | Part::RdmaDaemon
                 | Part::RdmaLink
         );
-        let on_request = (kernel == Kernel::V6_1 && part != Part::Host) || is_long;
+        let on_request = kernel == Kernel::V6_1 || is_long;
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
 }

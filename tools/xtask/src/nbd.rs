@@ -1,5 +1,7 @@
 //! The nbd step: QEMU's tools, libnbd's and fio judge the disks that `raceline connect --as nbd` makes.
 
+mod paths;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -42,7 +44,12 @@ impl Disk {
     /// Starts a disk of this kind, and waits until it is there.
     pub(crate) fn start_as(tree: &Tree, kind: &str, arguments: &[&str]) -> Result<Self> {
         let words = ["connect", "--as", kind].into_iter().chain(arguments.iter().copied());
-        let mut running = tree.raceline(words)?.limit(DISK_LIFE_S).start()?;
+        Self::of(tree.raceline(words)?)
+    }
+
+    /// Starts what makes a disk, and waits until it is there.
+    fn of(connect: Task) -> Result<Self> {
+        let mut running = connect.limit(DISK_LIFE_S).start()?;
         let line = running.wait_for("\"ready\"", DISK_LIMIT_S)?;
         let ready: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
         let text = |name: &str| ready[name].as_str().map(str::to_owned).context(name.to_owned());
@@ -89,6 +96,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let mut checks = Checks::default();
     checks.run("a namespace is a disk for qemu-io, nbdcopy and fio", || namespace(tree, &dir));
     checks.run("a target that dies and comes back is only late", || restart(tree, &dir));
+    checks.run("a disk by TLS over two paths outlives each, and its target", || {
+        paths::run(tree, &dir)
+    });
     checks.run("a file is a disk with holes for nbdinfo and qemu-img", || file(tree, &dir));
     checks.run("libnbd sees what is refused", || refused(tree, &dir));
     checks.run("a disk for a virtual machine has its socket", || machine(tree, &dir));

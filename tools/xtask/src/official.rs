@@ -12,13 +12,13 @@ mod paper;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::child::{Ended, Task};
 use crate::raceline::Tree;
-use crate::setup;
 use crate::step::{Checks, Outcome};
+use crate::{python, setup};
 
 /// The releases: the oldest with `pip install`, one between, and the newest.
 const RELEASES: [Release; 3] = [
@@ -29,8 +29,6 @@ const RELEASES: [Release; 3] = [
 const NEW_ANY_HOST: &[&str] = &["--allow-any-host"];
 const NEW_NO_HOST: &[&str] = &["--no-allow-any-host"];
 
-/// Time for a download of the package and what it needs, in seconds.
-const INSTALL_LIMIT_S: u64 = 300;
 /// Time for one command of a client, in seconds; Python starts slowly on a busy machine.
 const COMMAND_LIMIT_S: u64 = 90;
 
@@ -71,27 +69,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
 /// The release's `spdk-rpc`, installed if it is not there yet.
 fn install(tree: &Tree, version: &str) -> Result<PathBuf> {
     let environment = tree.target.join("spdk-client").join(version);
-    let program = environment.join("bin/spdk-rpc");
-    if program.is_file() {
-        return Ok(program);
-    }
-    println!("installing the Python package spdk {version}");
-    if environment.exists() {
-        std::fs::remove_dir_all(&environment)?;
-    }
-    let made = Task::new("python3").args(["-m", "venv"]).args([&environment]).limit(120).check();
-    made.context("python3 -m venv (Debian: python3-venv)")?;
-    let pip = environment.join("bin/pip");
-    let package = format!("spdk=={version}");
-    let args = ["install", "--quiet", "--disable-pip-version-check", "--retries", "1", &package];
-    let installed = Task::new(&pip).args(args).limit(INSTALL_LIMIT_S).run()?;
-    if !installed.success() || !program.is_file() {
-        // An incomplete environment must not count as a complete one next time.
-        std::fs::remove_dir_all(&environment)?;
-        let last = installed.output.lines().last().unwrap_or_default().to_owned();
-        bail!("pip cannot install {package}: {last}");
-    }
-    Ok(program)
+    python::install(&environment, &format!("spdk=={version}"), "bin/spdk-rpc")
 }
 
 /// One release of SPDK's client on one daemon.

@@ -1,17 +1,23 @@
 //! `cargo xtask package`: a Debian and an RPM package, an OCI image and a list of what is in them; and the step that proves them.
 
+mod advisories;
 mod archive;
 mod build_id;
 mod check;
 mod containers;
 mod deb;
+mod deny;
 mod differences;
 mod guide;
 mod image;
+mod pages;
+mod portable;
+mod ranges;
 mod reproducible;
 mod roots;
 mod rpm;
 mod rules;
+mod static_binary;
 mod supply;
 
 use std::path::{Path, PathBuf};
@@ -21,10 +27,12 @@ use anyhow::{Context, Result, ensure};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 
+pub(crate) use advisories::write as write_advisories;
 pub(crate) use check::run;
 pub(crate) use reproducible::run as run_reproducible;
 pub(crate) use roots::run as run_in_roots;
 pub(crate) use rules::run as run_supply_chain;
+pub(crate) use static_binary::run as run_static_binary;
 
 /// Options of the verb.
 #[derive(Clone, Debug, clap::Args)]
@@ -38,6 +46,9 @@ pub(crate) struct Options {
     /// Package the repository in this folder instead of the one that this program was built in; paths are relative to it.
     #[arg(long, value_name = "DIR", conflicts_with = "binary")]
     tree: Option<PathBuf>,
+    /// Also build the program as a static one, which needs nothing of its machine but the kernel, and has no RDMA.
+    #[arg(long = "static")]
+    is_static: bool,
 }
 
 /// What was packaged.
@@ -65,8 +76,14 @@ pub(crate) fn build(tree: &Tree, options: &Options) -> Result<()> {
         (None, Some(other)) => other.binary()?.to_owned(),
         (None, None) => binary(tree)?,
     };
-    let made = make(tree, &binary, &tree.root.join(&options.out))?;
-    for file in made.files() {
+    let out = tree.root.join(&options.out);
+    let made = make(tree, &binary, &out)?;
+    let portable = options.is_static.then(|| {
+        let program = portable::program(tree)?;
+        portable::make(tree, &program, &out, source_date(&tree.root)?)
+    });
+    let portable = portable.transpose()?;
+    for file in made.files().into_iter().chain(portable.as_deref()) {
         println!("{} ({} bytes)", file.display(), std::fs::metadata(file)?.len());
     }
     Ok(())
@@ -92,7 +109,8 @@ fn make(tree: &Tree, binary: &Path, out: &Path) -> Result<Packages> {
     let supply = supply::Supply::read(&tree.root)?;
     supply.check(&rules::Rules::read(&tree.root)?)?;
     let name = format!("raceline_{}_{}", supply.version, arch()?);
-    let files = deb::files(&tree.root, &program, &supply, out)?;
+    let sbom = supply.sbom(&tree.root, &rfc3339(time_s)?)?;
+    let files = deb::files(&tree.root, &program, (&supply, &sbom), out)?;
     let made = Packages {
         version: supply.version.clone(),
         deb: out.join(format!("{name}.deb")),
@@ -103,7 +121,7 @@ fn make(tree: &Tree, binary: &Path, out: &Path) -> Result<Packages> {
     std::fs::write(&made.deb, deb::package(&supply.version, &files, time_s)?)?;
     std::fs::write(&made.rpm, rpm::package(&supply.version, &files, time_s)?)?;
     std::fs::write(&made.image, image::image(&program, &supply, time_s)?)?;
-    std::fs::write(&made.sbom, supply.sbom()?)?;
+    std::fs::write(&made.sbom, sbom)?;
     Ok(made)
 }
 
@@ -115,6 +133,13 @@ fn source_date(root: &Path) -> Result<u64> {
     let ended = Task::new("git").args(["log", "-1", "--format=%ct"]).dir(root).run()?;
     // A source archive has no history.
     Ok(if ended.success() { ended.stdout.trim().parse()? } else { 0 })
+}
+
+/// Seconds since 1970 as bills of materials have it.
+fn rfc3339(time_s: u64) -> Result<String> {
+    let time = format!("@{time_s}");
+    let ended = Task::new("date").args(["-u", "-d", &time, "+%Y-%m-%dT%H:%M:%SZ"]).check()?;
+    Ok(ended.stdout.trim().to_owned())
 }
 
 /// The program without what only debuggers need, and with a build id that does not come from there.

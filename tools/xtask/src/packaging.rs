@@ -11,17 +11,17 @@ use crate::raceline::Tree;
 use crate::step::{Checks, Outcome};
 
 const UNIT: &str = "packaging/raceline.service";
-/// All services that are judged.
-const UNITS: [&str; 2] = [UNIT, "packaging/raceline-disk@.service"];
+/// The service that makes block devices of the kernel, which only root can.
+const UBLK: &str = "packaging/raceline-ublk@.service";
+/// All services that are judged, and the greatest exposure of each in tenths: 0 is none, 100 is all.
+const UNITS: [(&str, &str); 3] =
+    [(UNIT, "20"), ("packaging/raceline-disk@.service", "20"), (UBLK, "30")];
 /// The drop-in for NVMe/RDMA.
 const RDMA: &str = "packaging/raceline-rdma.conf";
 /// Where the program lists the system calls that it keeps.
 const CALLS: &str = "crates/sandbox/src/calls.rs";
 /// The program of systemd that judges units.
 const ANALYZE: &str = "systemd-analyze";
-
-/// The greatest exposure, in tenths: 0 is none, 100 is all.
-const EXPOSURE_MAX: &str = "20";
 
 /// Calls of the program's filter that a service does not make.
 const NOT_IN_A_SERVICE: [&str; 1] = [
@@ -48,18 +48,19 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         )));
     }
     let mut checks = Checks::default();
-    for unit in UNITS {
-        checks.run(unit, || exposure(root, unit));
+    for (unit, most) in UNITS {
+        checks.run(unit, || exposure(root, unit, most));
     }
+    checks.run("spelling", || UNITS.iter().try_for_each(|(unit, _)| verify(root, unit)));
     let with_rdma = tree.scratch("service")?;
-    for unit in UNITS {
+    for (unit, most) in UNITS {
         checks.run(&format!("{unit} with {RDMA}"), || {
             // A file with two sections of a name is read as a unit with its drop-in.
             let [text, more] =
                 [unit, RDMA].map(|file| fs::read_to_string(root.join(file)).context(file));
             let whole = with_rdma.join(Path::new(unit).file_name().context(unit)?);
             fs::write(&whole, text? + &more?)?;
-            exposure(root, &whole.to_string_lossy())
+            exposure(root, &whole.to_string_lossy(), most)
         });
     }
     checks.run("system-calls", || system_calls(root));
@@ -67,16 +68,29 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
 }
 
 /// systemd's own judgement.
-fn exposure(root: &Path, unit: &str) -> Result<()> {
-    let threshold = format!("--threshold={EXPOSURE_MAX}");
+fn exposure(root: &Path, unit: &str, most: &str) -> Result<()> {
+    let threshold = format!("--threshold={most}");
     let ended = Task::new(ANALYZE)
         .args(["security", "--offline=true", "--no-pager", &threshold, unit])
         .dir(root)
         .run()?;
     let verdict = ended.stdout.lines().last().unwrap_or_default().to_owned();
-    ensure!(ended.success(), "exposure above {EXPOSURE_MAX} tenths: {verdict} {}", ended.why());
+    ensure!(ended.success(), "exposure above {most} tenths: {verdict} {}", ended.why());
     ensure!(verdict.contains("exposure level"), "{ANALYZE} says nothing: {}", ended.stdout);
     println!("# {verdict}");
+    Ok(())
+}
+
+/// systemd knows every setting of a unit: it passes over those that it does not.
+fn verify(root: &Path, unit: &str) -> Result<()> {
+    let ended = Task::new(ANALYZE).args(["verify", "--man=no", unit]).dir(root).run()?;
+    let stem = unit.trim_start_matches("packaging/").trim_end_matches(".service");
+    let is_wrong = |line: &&str| {
+        // The program is not installed on the machine of this check.
+        line.contains(stem) && !line.ends_with("is not executable: No such file or directory")
+    };
+    let wrong: Vec<&str> = ended.output.lines().filter(is_wrong).collect();
+    ensure!(wrong.is_empty(), "{}", wrong.join("; "));
     Ok(())
 }
 

@@ -1,22 +1,21 @@
 //! The page step: the page of a daemon in Chromium, with a thousand namespaces, judged by a script and by axe.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, Result};
 
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 use crate::serve::Serve;
-use crate::setup;
 use crate::step::{Checks, Outcome};
+use crate::{python, setup};
 
 /// The script that drives the browser.
 const SCRIPT: &str = "interop/page/check.py";
-/// The package with the rules of accessibility.
-const AXE: &str = "axe-core@4.14.1";
+/// The package with the rules of accessibility: axe-core 4.12.1.
+const AXE: &str = "axe-playwright-python==0.1.8";
+/// The only file of it that is used.
+const AXE_FILE: &str = "axe_playwright_python/axe.min.js";
 /// Time for the whole script, in seconds; on a quiet machine it takes about 30.
 const SCRIPT_LIMIT_S: u64 = 400;
-const DOWNLOAD_LIMIT_S: u64 = 60;
 /// A token of this test alone.
 const TOKEN: &str = "a-token-of-the-page-step-and-of-nothing-else";
 
@@ -37,12 +36,13 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let mut daemon = Serve::start(tree, &folder, &options)?;
     let url = daemon.ready["http"][0].as_str().context("the ready line has no http")?.to_owned();
     let mut checks = Checks::default();
-    let axe = axe(&folder);
+    let axe = python::file(&tree.target.join("axe"), AXE, AXE_FILE);
     if let Err(why) = &axe {
         checks.skip("page: axe", &format!("{why:#}"));
     }
     let script = Task::new("python3").args(["-B"]).args([&tree.root.join(SCRIPT)]);
     let script = script.args([url.as_str(), TOKEN, &daemon.pid().to_string()]).args([&folder]);
+    let script = script.env("RACELINE", tree.binary()?);
     let ended = script.args(axe.ok()).limit(SCRIPT_LIMIT_S).run()?;
     let mut told = 0;
     for line in ended.stdout.lines() {
@@ -64,15 +64,4 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         daemon.stop()
     });
     checks.outcome()
-}
-
-/// The rules of accessibility, from npm's registry.
-fn axe(folder: &Path) -> Result<PathBuf> {
-    anyhow::ensure!(has_program("npm"), "missing: npm (with it, {AXE} judges the page)");
-    let pack = Task::new("npm").args(["pack", "--silent", AXE]).dir(folder);
-    let packed = pack.limit(DOWNLOAD_LIMIT_S).check().context("npm pack")?;
-    let archive = folder.join(packed.stdout.trim());
-    let unpack = Task::new("tar").args(["xzf"]).args([&archive]).args(["package/axe.min.js"]);
-    unpack.dir(folder).check()?;
-    Ok(folder.join("package/axe.min.js"))
 }

@@ -1,18 +1,21 @@
 //! The built `raceline` program: its path, its verbs, and a running target.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::child::{Ended, Running, Task, tail};
+use crate::child::{Ended, Running, Task, has_program, tail};
 
 /// Time for a release build with empty caches on two cores, in seconds.
 const BUILD_LIMIT_S: u64 = 1800;
 /// The packages whose programs the steps of `cargo xtask test` run.
 const PROGRAMS: [&str; 3] = ["raceline", "cost", "sim"];
+/// What makes the program static. getrandom has to call the C library, where it would look for it, in vain.
+const STATIC_FLAGS: [&str; 2] =
+    ["-Ctarget-feature=+crt-static", "--cfg=getrandom_backend=\"linux_getrandom\""];
 /// Time from the start of a target to its ready line, in seconds.
 const READY_LIMIT_S: u64 = 20;
 /// Time from SIGTERM to the end of a target, in seconds.
@@ -29,6 +32,8 @@ pub(crate) struct Tree {
     binary: OnceCell<PathBuf>,
     /// Whether the release builds of all programs are made at once, and whether that was done.
     together: Cell<Together>,
+    /// That build, while it runs in what other work leaves of the processors.
+    beneath: RefCell<Option<Running>>,
 }
 
 /// How the release builds of [`PROGRAMS`] are made.
@@ -56,7 +61,7 @@ impl Tree {
             None => root.join("target"),
         };
         let together = Cell::new(Together::No);
-        Ok(Self { root, target, binary: OnceCell::new(), together })
+        Ok(Self { root, target, binary: OnceCell::new(), together, beneath: RefCell::default() })
     }
 
     /// A folder for the files of one test, empty.
@@ -75,8 +80,24 @@ impl Tree {
         self.together.set(Together::Wanted);
     }
 
+    /// Begins the build of [`Tree::build_together`] in what other work leaves of the processors, where that build is wanted.
+    /// [`Tree::program`] waits for its end.
+    pub(crate) fn begin_beneath(&self) -> Result<()> {
+        if !matches!(self.together.get(), Together::Wanted) || !has_program("chrt") {
+            return Ok(());
+        }
+        let task = Task::new("chrt").args(["--idle", "0", "cargo"]).args(build_words(&PROGRAMS));
+        let running = task.dir(&self.root).limit(BUILD_LIMIT_S).start()?;
+        *self.beneath.borrow_mut() = Some(running);
+        Ok(())
+    }
+
     /// The release build of the program of a package of the same name.
     pub(crate) fn program(&self, package: &str) -> Result<PathBuf> {
+        if let Some(running) = self.beneath.take() {
+            running.schedule_as_usual()?;
+            running.wait()?.checked("cargo build --release")?;
+        }
         let alone = [package];
         let packages = match self.together.get() {
             Together::No => &alone[..],
@@ -84,8 +105,7 @@ impl Tree {
             Together::Done => &[],
         };
         if !packages.is_empty() {
-            let packages = packages.iter().flat_map(|package| ["--package", package]);
-            let args = ["build", "--quiet", "--release", "--locked"].into_iter().chain(packages);
+            let args = build_words(packages);
             Task::new("cargo").args(args).dir(&self.root).limit(BUILD_LIMIT_S).echo().check()?;
             if matches!(self.together.get(), Together::Wanted) {
                 self.together.set(Together::Done);
@@ -105,6 +125,26 @@ impl Tree {
         Ok(self.binary.get_or_init(|| binary))
     }
 
+    /// The release build of `raceline` as a static program. Naming the target keeps the flags from what runs in the build, and
+    /// a folder of its own keeps it from other builds.
+    pub(crate) fn static_program(&self) -> Result<PathBuf> {
+        let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let folder = self.target.join("static");
+        let words = ["--target", &target, "--target-dir"].map(str::to_owned);
+        Task::new("cargo")
+            .args(build_words(&["raceline"]))
+            .args(words)
+            .args([&folder])
+            .env("CARGO_ENCODED_RUSTFLAGS", STATIC_FLAGS.join("\u{1f}"))
+            .dir(&self.root)
+            .limit(BUILD_LIMIT_S)
+            .echo()
+            .check()?;
+        let program = folder.join(target).join("release/raceline");
+        ensure!(program.is_file(), "the build left no {}", program.display());
+        Ok(program)
+    }
+
     /// An example of any package, built for development with the features that the unit tests have, so that these and the
     /// example share every crate.
     pub(crate) fn example(&self, name: &str) -> Result<PathBuf> {
@@ -119,6 +159,12 @@ impl Tree {
     pub(crate) fn raceline<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Result<Task> {
         Ok(Task::new(self.binary()?).args(args))
     }
+}
+
+/// The words that let cargo make the release builds of packages.
+fn build_words<'a>(packages: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    ["build", "--quiet", "--release", "--locked"].into_iter().chain(packages)
 }
 
 /// A running `raceline export`.

@@ -25,6 +25,7 @@ const NEEDS: &[Need] = &[
     Need { program: "xz", package: "xz-utils", steps: "kernel" },
     Need { program: "zstd", package: "zstd", steps: "kernel" },
     Need { program: "dpkg-deb", package: "dpkg", steps: "kernel" },
+    Need { program: "grub-mkimage", package: "grub-pc-bin", steps: "vhost" },
     Need { program: "tshark", package: "tshark", steps: "tshark" },
     Need { program: "iscsi-inq", package: "libiscsi-bin", steps: "tshark" },
     Need { program: "iscsi-test-cu", package: "libiscsi-bin", steps: "iscsi-test-cu" },

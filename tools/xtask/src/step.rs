@@ -114,6 +114,15 @@ impl Checks {
     }
 }
 
+/// The sum of the summaries in the output of test programs.
+pub(crate) fn tests_passed(stdout: &str) -> usize {
+    stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("test result: ok. "))
+        .filter_map(|rest| rest.split_once(" passed")?.0.parse::<usize>().ok())
+        .sum()
+}
+
 enum Verdict {
     Passed,
     Failed,
@@ -169,7 +178,7 @@ impl Row {
 /// How many steps run when none is named.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Which {
-    /// Those without emulated machines and fuzzing.
+    /// Those that take little time (`Step::quick`).
     Quick,
     /// All but those on request.
     Usual,

@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use crate::Tree;
 use crate::child::Task;
-use crate::step::Outcome;
+use crate::rdma;
+use crate::step::{Outcome, tests_passed};
 
 /// Programs that run at the same time.
 const AT_A_TIME: usize = 3;
@@ -34,22 +35,30 @@ const LONGEST: [&str; 7] = [
 ];
 
 /// A compiled test program.
+#[derive(Clone)]
 struct Program {
     package: String,
     target: String,
     file: PathBuf,
     dir: PathBuf,
+    /// It runs once more in part: these tests, over RDMA by iWARP.
+    iwarp: Option<&'static [&'static str]>,
 }
 
 impl Program {
     fn name(&self) -> String {
-        format!("{} {}", self.package, self.target)
+        let how = if self.iwarp.is_some() { " by iWARP" } else { "" };
+        format!("{} {}{how}", self.package, self.target)
     }
 }
 
 /// Builds and runs every test of the workspace.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
-    let programs = build(&tree.root)?;
+    let mut programs = build(&tree.root)?;
+    let again: Vec<Program> = programs.iter().filter_map(by_iwarp).collect();
+    programs.extend(again);
+    // Many tests wait, which leaves time of the processors.
+    tree.begin_beneath()?;
     let count = programs.len();
     let (passed, mut failed) = run_all(programs);
     let args = ["test", "--quiet", "--workspace", "--locked", "--no-fail-fast", "--doc"];
@@ -80,6 +89,12 @@ fn build(root: &Path) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
+/// The part of a program that runs once more.
+fn by_iwarp(program: &Program) -> Option<Program> {
+    let part = rdma::IWARP_PARTS.iter().find(|part| part.program == program.target)?;
+    Some(Program { iwarp: Some(part.tests), ..program.clone() })
+}
+
 /// The test program of a message of cargo, if it tells of one.
 fn program(message: &Value) -> Option<Program> {
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -99,6 +114,7 @@ fn program(message: &Value) -> Option<Program> {
         target: message["target"]["name"].as_str()?.to_owned(),
         file,
         dir: manifest.parent()?.to_owned(),
+        iwarp: None,
     })
 }
 
@@ -130,22 +146,33 @@ fn run_all(programs: Vec<Program>) -> (usize, Vec<String>) {
 
 /// Runs one program as cargo would; prints its output when it has ended, so that programs' lines do not mix.
 fn run_one(program: &Program) -> Result<usize> {
-    let ended = Task::new(&program.file)
-        .args(["--quiet"])
+    let mut task = Task::new(&program.file)
+        .args(["--quiet", "--show-output"])
         .env("CARGO_MANIFEST_DIR", &program.dir)
         .env("CARGO_PKG_NAME", &program.package)
         .dir(&program.dir)
-        .limit(PROGRAM_LIMIT_S)
-        .run()?;
+        .limit(PROGRAM_LIMIT_S);
+    if let Some(tests) = program.iwarp {
+        task = task.args(tests).env(rdma::IWARP.0, rdma::IWARP.1);
+    }
+    let ended = task.run()?;
     let summary = ended.stdout.lines().filter(|line| line.starts_with("test result: "));
     for line in summary.clone() {
         println!("{}: {line}", program.name());
+    }
+    // A test that lacks a program or a right passes, and says so.
+    for why in ended.output.lines().filter_map(|line| line.strip_prefix("SKIPPED: ")) {
+        println!("# {}: SKIPPED: {why}", program.name());
     }
     if !ended.success() {
         println!("{}", ended.output);
         anyhow::bail!("{}", failed_tests(&ended.stdout, &ended.why()));
     }
-    Ok(tests_passed(&ended.stdout))
+    let passed = tests_passed(&ended.stdout);
+    if let (Some(tests), 0) = (program.iwarp, passed) {
+        anyhow::bail!("no test of {tests:?} ran with iWARP devices");
+    }
+    Ok(passed)
 }
 
 /// The names of the tests that failed, else why the program ended.
@@ -158,15 +185,6 @@ fn failed_tests(stdout: &str, why: &str) -> String {
         .filter(|line| !line.is_empty())
         .collect();
     if names.is_empty() { why.to_owned() } else { names.join(", ") }
-}
-
-/// The sum of the summaries in a text.
-fn tests_passed(stdout: &str) -> usize {
-    stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("test result: ok. "))
-        .filter_map(|rest| rest.split_once(" passed")?.0.parse::<usize>().ok())
-        .sum()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -188,6 +206,10 @@ mod tests {
         assert_eq!(read.dir, Path::new("/w/crates/control"));
         message["package_id"] = "path+file:///w/tools/sim#0.1.0".into();
         assert_eq!(program(&message).unwrap().package, "sim");
+        assert!(by_iwarp(&read).is_none());
+        message["target"]["name"] = "nvme_rdma".into();
+        let again = by_iwarp(&program(&message).unwrap()).unwrap();
+        assert_eq!(again.name(), "sim nvme_rdma by iWARP");
         message["profile"]["test"] = false.into();
         assert!(program(&message).is_none());
     }

@@ -15,6 +15,7 @@ use raceline_bdev::{
 use raceline_reactor::core::{Backend, open_io};
 use raceline_reactor::flow::{Flight, SocketClass};
 use raceline_reactor::io::{AllocateMode, FileCall, FileId, ListenerId, RecvBuffers, SocketId};
+use raceline_reactor::ublk::UblkMove;
 use raceline_reactor::{
     Accelerator, BufferPool, Completion, Context, Io, IoBuf, Outcome, Payload, PoolConfig,
     SendBatch, SharedBuf, Socket, Token, Wait, Waker,
@@ -60,6 +61,7 @@ pub fn bytes_of(done: &Done) -> Vec<u8> {
 pub enum Started {
     Read(IoBuf, u64),
     Write { data: SharedBuf, offset: u64, durable: bool },
+    Move(UblkMove),
     Sync,
     Allocate(AllocateMode, u64, u64),
     Call(Box<FileCall>),
@@ -149,6 +151,9 @@ impl Io for ScriptedIo {
     fn allocate(&mut self, _: FileId, mode: AllocateMode, offset: u64, len: u64, token: Token) {
         self.started.push((token, Started::Allocate(mode, offset, len)));
     }
+    fn move_ublk(&mut self, _: FileId, what: UblkMove, token: Token) {
+        self.started.push((token, Started::Move(what)));
+    }
     fn call_file(&mut self, _: FileId, call: Box<FileCall>, token: Token) {
         self.started.push((token, Started::Call(call)));
     }
@@ -200,6 +205,11 @@ impl Script {
             Started::Write { data, offset, durable } => {
                 format!("write{} {offset}+{}", if *durable { " durable" } else { "" }, data.len())
             }
+            Started::Move(what) => {
+                let UblkMove { tag, writes, durable, offset, len } = what;
+                let kind = if *writes { "write" } else { "read" };
+                format!("{kind}{} of {tag} {offset}+{len}", if *durable { " durable" } else { "" })
+            }
             Started::Sync => "sync".to_owned(),
             Started::Allocate(mode, offset, len) => format!("{mode:?} {offset}+{len}"),
             Started::Call(call) => format!("{call:?}"),
@@ -208,7 +218,7 @@ impl Script {
         let outcome = match started {
             Started::Read(buf, _) => Outcome::Read(result, buf),
             Started::Write { data, .. } => Outcome::Written(result, data),
-            Started::Sync | Started::Allocate(..) => Outcome::Synced(result),
+            Started::Sync | Started::Allocate(..) | Started::Move(_) => Outcome::Synced(result),
             Started::Call(call) => Outcome::Called(result, call),
             Started::Timer(_) => Outcome::Timer,
         };

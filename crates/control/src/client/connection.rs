@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-use super::Request;
+use super::{DEFAULT_SOCKET, PACKAGED_SOCKET, Request};
 
 /// The largest reply that is accepted, in bytes. SPDK's largest reply is half of that.
 const REPLY_LIMIT_BYTES: u64 = 64 << 20;
@@ -32,6 +32,12 @@ impl Address {
             Ok(ip) => Self::Tcp(SocketAddr::new(ip, port)),
             Err(_) => Self::Unix(PathBuf::from(text)),
         }
+    }
+
+    /// Where a daemon is that nobody has named: the place of the packages, in which only the service can make a socket, and
+    /// then SPDK's, in which any user can.
+    pub fn usual() -> [Self; 2] {
+        [PACKAGED_SOCKET, DEFAULT_SOCKET].map(|path| Self::Unix(PathBuf::from(path)))
     }
 }
 
@@ -73,6 +79,9 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// Nobody has named a daemon, and there is none at the usual addresses.
+    #[error("there is no daemon at {}: name its socket with -s or RACELINE_RPC_SOCKET, or start raceline serve", each(.0))]
+    Nowhere(Vec<(Address, io::Error)>),
     /// The daemon refused the request.
     #[error("{method}: {refusal}")]
     Refused {
@@ -104,9 +113,19 @@ fn what_to_do(source: &io::Error) -> &'static str {
     }
 }
 
+/// The addresses that were tried, and what each said.
+fn each(tried: &[(Address, io::Error)]) -> String {
+    let tried = tried.iter().map(|(address, source)| match source.kind() {
+        io::ErrorKind::PermissionDenied => format!("{address} ({source}: {})", what_to_do(source)),
+        _ => format!("{address} ({source})"),
+    });
+    tried.collect::<Vec<String>>().join(" or ")
+}
+
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
+    address: Address,
     reader: BufReader<Timed>,
     timeout: Duration,
     next_id: u64,
@@ -115,21 +134,60 @@ pub struct Connection {
 impl Connection {
     /// Connects, and retries up to `retries` times. `timeout` applies to each call.
     pub fn open(address: &Address, timeout: Duration, retries: u32) -> Result<Self, ClientError> {
+        Self::open_first(std::slice::from_ref(address), timeout, retries)
+    }
+
+    /// The daemon at `address`; without an address, the one that is at a usual place.
+    pub fn find(
+        address: Option<&Address>,
+        timeout: Duration,
+        retries: u32,
+    ) -> Result<Self, ClientError> {
+        match address {
+            Some(address) => Self::open(address, timeout, retries),
+            None => Self::open_first(&Address::usual(), timeout, retries),
+        }
+    }
+
+    /// Connects to the first address where a daemon listens: a socket that a daemon has left behind is passed over.
+    fn open_first(
+        addresses: &[Address],
+        timeout: Duration,
+        retries: u32,
+    ) -> Result<Self, ClientError> {
         let mut left = retries;
-        let stream = loop {
-            match Stream::connect(address, timeout) {
-                Ok(stream) => break stream,
-                Err(_) if left > 0 => {
-                    left -= 1;
-                    std::thread::sleep(RETRY_PERIOD);
-                }
-                Err(source) => {
-                    return Err(ClientError::Connect { address: address.clone(), source });
+        loop {
+            let mut tried = Vec::new();
+            for address in addresses {
+                match Stream::connect(address, timeout) {
+                    Ok(stream) => {
+                        let reader = BufReader::new(Timed { stream, until: Instant::now() });
+                        return Ok(Self { address: address.clone(), reader, timeout, next_id: 1 });
+                    }
+                    Err(source) => {
+                        // A daemon is there, and another one than this is not meant.
+                        let is_there = source.kind() == std::io::ErrorKind::PermissionDenied;
+                        tried.push((address.clone(), source));
+                        if is_there {
+                            break;
+                        }
+                    }
                 }
             }
-        };
-        let reader = BufReader::new(Timed { stream, until: Instant::now() });
-        Ok(Self { reader, timeout, next_id: 1 })
+            if left == 0 {
+                return Err(match (tried.pop(), tried.is_empty()) {
+                    (Some((address, source)), true) => ClientError::Connect { address, source },
+                    (last, _) => ClientError::Nowhere(tried.into_iter().chain(last).collect()),
+                });
+            }
+            left -= 1;
+            std::thread::sleep(RETRY_PERIOD);
+        }
+    }
+
+    /// Where the daemon is.
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Calls a method and waits for its result.

@@ -108,9 +108,9 @@ impl Details for Attached {
         let nsid = self.namespace.nsid;
         match &self.controller.link {
             Link::Remote(remote) => {
-                let paths = remote.paths();
+                let (paths, last) = (remote.paths(), remote.controller());
                 let paths: Vec<Value> =
-                    paths.iter().map(|path| link::describe_path(path, nsid)).collect();
+                    paths.iter().map(|path| link::describe_path(path, nsid, &last)).collect();
                 let mut text = json!({ "nvme": paths });
                 let (policy, selector) = link::policy_names(remote.multipath().policy);
                 text["mp_policy"] = policy.into();

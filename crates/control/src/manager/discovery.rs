@@ -423,6 +423,14 @@ fn usable(record: &DiscoveryRecord) -> Result<(Nqn, Endpoint), String> {
             "{nqn} wants a secure channel: attach it by bdev_nvme_attach_controller with a psk"
         ));
     }
+    if let Some(rdma) = record.rdma.filter(|rdma| !rdma.is_usable()) {
+        let nqn = record.subnqn.escape_debug();
+        return Err(format!(
+            "{nqn} takes RDMA connections with queue pairs of type {} and connection manager {}, and this host has \
+             reliable connected ones (1) and RDMA_CM (1)",
+            rdma.qptype, rdma.cms
+        ));
+    }
     let nqn = Nqn::new(&record.subnqn).map_err(|error| format!("{:?}: {error}", record.subnqn))?;
     Ok((nqn, address(record)?))
 }

@@ -4,19 +4,21 @@
 //! removed, the disk ends before it. Where the device only goes away, the disk ends as well, and is made again when the
 //! device comes back. A disk of the configuration that cannot be made at the start waits in the same way.
 
+mod counts;
 mod nbd;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use raceline_bdev::SharedBdev;
-use raceline_ublk::{Disk, DiskConfig, DiskError, Mark};
+use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark};
 use raceline_vhost::{Server, ServerConfig, ServerError};
 use serde_json::json;
 
 use super::bdevs::Claim;
 use super::catalogue::{Entry, Key, Section};
 use super::{Change, Manager, ManagerError};
+pub use counts::DiskCounts;
 pub use nbd::{NbdDisk, START_NBD};
 
 /// The method that makes a disk for a virtual machine.
@@ -91,6 +93,8 @@ impl VhostDisk {
 pub struct UblkTarget {
     /// Their CPUs; empty: no core is pinned.
     pub cores: Vec<usize>,
+    /// Data are not copied where kernel and device can do without.
+    pub zero_copy: bool,
     /// The disks by their numbers.
     pub disks: BTreeMap<u32, UblkDisk>,
 }
@@ -118,6 +122,12 @@ impl UblkDisk {
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.disk.is_some()
+    }
+
+    /// Whether its data go to and from the device without a copy in this process.
+    #[must_use]
+    pub fn is_zero_copy(&self) -> bool {
+        self.disk.as_ref().is_some_and(Disk::is_zero_copy)
     }
 }
 
@@ -160,8 +170,21 @@ type WaitingVhost = (String, (VhostParams, PathBuf));
 pub(super) fn end_all(disks: Disks) {
     disks.vhost.into_values().filter_map(|disk| disk.server).for_each(Server::stop);
     let ublk = disks.ublk.into_iter().flat_map(|target| target.disks.into_values());
-    ublk.filter_map(|disk| disk.disk).for_each(stop_ublk);
-    disks.nbd.into_values().filter_map(|disk| disk.disk).for_each(nbd::stop);
+    ublk.filter_map(|disk| disk.disk).for_each(end_ublk);
+    disks.nbd.into_values().filter_map(|disk| disk.disk).for_each(nbd::end);
+}
+
+/// Ends a disk with the daemon: who uses it waits for the next one.
+fn end_ublk(disk: Disk) {
+    let path = disk.path();
+    match disk.end() {
+        Ok(Ended::Removed) => {}
+        Ok(Ended::Left(user)) => tracing::warn!(
+            "{path} is in use by {user}: it stays, and its I/O waits until this daemon starts again; `raceline disconnect -d \
+             {path}` removes it, and what waits fails"
+        ),
+        Err(error) => tracing::error!("{path} may be left over: {error}"),
+    }
 }
 
 fn stop_ublk(disk: Disk) {
@@ -226,7 +249,7 @@ impl Manager {
 fn serve_ublk(
     id: u32,
     params: &UblkParams,
-    cores: &[usize],
+    (cores, zero_copy): (&[usize], bool),
     device: SharedBdev,
 ) -> Result<Disk, ManagerError> {
     let info = device.info();
@@ -234,6 +257,7 @@ fn serve_ublk(
     let mark = Mark::of(&format!("bdev {} {uuid}", params.bdev_name));
     let mut config = DiskConfig::new(device, mark);
     config.id = Some(id);
+    config.zero_copy = zero_copy;
     config.depth = u16::try_from(params.queue_depth).unwrap_or(u16::MAX);
     let count = usize::try_from(params.num_queues).unwrap_or(1);
     config.cores = match cores {
@@ -362,11 +386,15 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// Makes disks of the kernel possible; `entry` is the call that does it again.
+    /// Makes disks of the kernel possible, by `target`, which has none yet; `entry` is the call that does it again.
     ///
     /// # Errors
     /// When they are already, or when the kernel has no ublk for this process.
-    pub fn add_ublk_target(&mut self, cores: Vec<usize>, entry: Entry) -> Result<(), ManagerError> {
+    pub fn add_ublk_target(
+        &mut self,
+        target: UblkTarget,
+        entry: Entry,
+    ) -> Result<(), ManagerError> {
         if self.model().disks.ublk.is_some() {
             let text = "there is a ublk target already: ublk_destroy_target ends it".to_owned();
             return Err(ManagerError::Disk { errno: libc::EBUSY, text });
@@ -380,7 +408,7 @@ impl Change<'_> {
             }
             Err(error) => return Err(ublk_error(&error)),
         }
-        self.model_mut().disks.ublk = Some(UblkTarget { cores, disks: BTreeMap::new() });
+        self.model_mut().disks.ublk = Some(target);
         self.put(Key::new(&["ublk"]), entry);
         Ok(())
     }
@@ -388,8 +416,16 @@ impl Change<'_> {
     /// Ends all disks of the kernel, and lets no more be made.
     ///
     /// # Errors
-    /// When none were possible.
+    /// When none were possible, or when one is mounted or the like; then all go on.
     pub fn remove_ublk_target(&mut self) -> Result<(), ManagerError> {
+        let ids: Vec<u32> = self
+            .model()
+            .disks
+            .ublk
+            .iter()
+            .flat_map(|target| target.disks.keys().copied())
+            .collect();
+        ids.into_iter().try_for_each(|id| self.check_ublk_unused(id))?;
         let taken = self.model_mut().disks.ublk.take();
         let target = taken.ok_or_else(|| no_ublk_target(libc::ENOENT))?;
         for disk in target.disks.into_values() {
@@ -412,14 +448,14 @@ impl Change<'_> {
         params: UblkParams,
         entry: Entry,
     ) -> Result<(), ManagerError> {
-        let cores = {
+        let (cores, zero_copy) = {
             let model = self.model();
             let target = model.disks.ublk.as_ref().ok_or_else(|| no_ublk_target(libc::ENODEV))?;
             if target.disks.contains_key(&id) {
                 let text = format!("/dev/ublkb{id} is there already: choose another number");
                 return Err(ManagerError::Disk { errno: libc::EBUSY, text });
             }
-            target.cores.clone()
+            (target.cores.clone(), target.zero_copy)
         };
         if !(1..=MAX_UBLK_QUEUES).contains(&params.num_queues) {
             let text =
@@ -430,7 +466,7 @@ impl Change<'_> {
         let disk = match self.device_for_disk(&params.bdev_name, claim)? {
             None => None,
             Some(device) => {
-                let made = serve_ublk(id, &params, &cores, device);
+                let made = serve_ublk(id, &params, (&cores, zero_copy), device);
                 self.started(&params.bdev_name, &format!("/dev/ublkb{id}"), made)?
             }
         };
@@ -444,8 +480,27 @@ impl Change<'_> {
     /// Ends a disk of the kernel after what is in flight, and forgets it.
     ///
     /// # Errors
-    /// When there is no such disk.
+    /// When there is no such disk, or when it is mounted or the like.
     pub fn remove_ublk_disk(&mut self, id: u32) -> Result<(), ManagerError> {
+        self.check_ublk_unused(id)?;
+        self.forget_ublk_disk(id)
+    }
+
+    /// Refuses the end of a disk that a mount or the like has.
+    fn check_ublk_unused(&self, id: u32) -> Result<(), ManagerError> {
+        let path = raceline_ublk::path(id);
+        let model = self.model();
+        let disk = model.disks.ublk.as_ref().and_then(|target| target.disks.get(&id));
+        if disk.is_some_and(UblkDisk::is_there) && raceline_ublk::is_held(&path) {
+            let text = format!(
+                "{path} is in use, by a mount, swap, RAID or device mapper: let go of it first"
+            );
+            return Err(ManagerError::Disk { errno: libc::EBUSY, text });
+        }
+        Ok(())
+    }
+
+    fn forget_ublk_disk(&mut self, id: u32) -> Result<(), ManagerError> {
         let taken = self.model_mut().disks.ublk.as_mut().and_then(|it| it.disks.remove(&id));
         let disk = taken.ok_or_else(|| ManagerError::missing("ublk disk", &id.to_string()))?;
         if let Some(running) = disk.disk {
@@ -470,7 +525,7 @@ impl Change<'_> {
         let id = name.parse().ok().filter(|_| module == UBLK);
         match (id, forget) {
             (None, true) => self.remove_vhost_disk(name)?,
-            (Some(id), true) => self.remove_ublk_disk(id)?,
+            (Some(id), true) => self.forget_ublk_disk(id)?,
             (None, false) => {
                 let mut model = self.model_mut();
                 let server = model.disks.vhost.get_mut(name).and_then(|disk| disk.server.take());
@@ -496,7 +551,7 @@ impl Change<'_> {
             let _ = self.remove_vhost_disk(&name);
         }
         for (id, _) in ublk {
-            let _ = self.remove_ublk_disk(id);
+            let _ = self.forget_ublk_disk(id);
         }
         self.remove_nbd_disks_waiting(is_gone);
     }
@@ -522,14 +577,14 @@ impl Change<'_> {
                 Err(error) => tracing::warn!("disk `{name}` cannot be made: {error}"),
             }
         }
-        let cores = self.model().disks.ublk.as_ref().map(|target| target.cores.clone());
+        let target = self.model().disks.ublk.as_ref().map(|it| (it.cores.clone(), it.zero_copy));
+        let (cores, zero_copy) = target.unwrap_or_default();
         for (id, params) in ublk {
             let claim = Claim::Disk { module: UBLK, name: id.to_string() };
             let made = self.device_for_disk(bdev_name, claim).and_then(|device| match device {
                 None => Ok(None),
                 Some(device) => {
-                    let made =
-                        serve_ublk(id, &params, cores.as_deref().unwrap_or_default(), device);
+                    let made = serve_ublk(id, &params, (&cores, zero_copy), device);
                     self.started(bdev_name, &format!("/dev/ublkb{id}"), made)
                 }
             });

@@ -33,6 +33,11 @@ pub trait Journal: Send + Sync {
     /// When it cannot be made stable. The journal then refuses every further change.
     fn wait(&self, position: u64) -> Result<(), JournalError>;
 
+    /// Whether the last change could be written down; `None`: nothing is kept.
+    fn is_writable(&self) -> Option<bool> {
+        None
+    }
+
     /// Receives the sum of all records so far: after each change, before the next one begins. Does not
     /// wait.
     fn changed(&self, _catalogue: &Catalogue) {}

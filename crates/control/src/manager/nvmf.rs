@@ -20,8 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use raceline_proto::controller::rdma_in_capsule_bytes;
 use raceline_proto::nvme::Nqn;
-use raceline_target::{ListenerAna, QosLimits, RdmaStreams, Security, Target, Weight};
+use raceline_target::{ListenerAna, Patience, QosLimits, RdmaStreams, Security, Target, Weight};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -113,8 +114,10 @@ pub enum Published {
 /// The cores of a target.
 #[derive(Clone)]
 pub struct Running {
-    /// The options of the transport; `None`: there is none, and the cores serve iSCSI alone.
+    /// The options of the transports; `None`: there is none, and the cores serve iSCSI alone.
     pub transport: Option<TransportOptions>,
+    /// Whether there is the transport TCP; without it, the options are RDMA's.
+    pub has_tcp: bool,
     /// The CPUs of the cores; empty: one core that is not pinned.
     pub cpus: Vec<usize>,
     /// The cores.
@@ -255,15 +258,90 @@ pub struct NewNamespace {
     pub ptpl_file: Option<PathBuf>,
 }
 
-/// What the transport RDMA has beside the limits of TCP.
+/// What the call says that makes the transport RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// Receives that all queues of a listener share, at most.
+    /// The limits that it names. The cores of a target have one set of limits for all its transports.
+    pub limits: RdmaLimits,
+    /// Receives that all queues of a listener on one core share, at most.
     pub max_srq_depth: u32,
     /// Each queue has receives of its own.
     pub no_srq: bool,
     /// Devices read namespaces in memory where they are, which pins that memory.
     pub zcopy: bool,
+}
+
+/// Limits that a call names for the transport RDMA; `None`: those of TCP hold, or its defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaLimits {
+    /// Entries of an I/O queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_queue_depth: Option<u16>,
+    /// I/O queues of a controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_io_qpairs_per_ctrlr: Option<u16>,
+    /// Write data in a command capsule in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_capsule_data_size: Option<u32>,
+    /// Largest transfer of a command in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_io_size: Option<u32>,
+    /// Entries of the admin queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_aq_depth: Option<u16>,
+}
+
+impl RdmaLimits {
+    /// The options of a target with the transport RDMA alone.
+    pub(crate) fn options(&self) -> TransportOptions {
+        let usual = TransportOptions::default();
+        let max_io_size = self.max_io_size.unwrap_or(usual.max_io_size);
+        let in_capsule = self.in_capsule_data_size.unwrap_or(usual.in_capsule_data_size);
+        TransportOptions {
+            max_queue_depth: self.max_queue_depth.unwrap_or(usual.max_queue_depth),
+            max_io_qpairs_per_ctrlr: self
+                .max_io_qpairs_per_ctrlr
+                .unwrap_or(usual.max_io_qpairs_per_ctrlr),
+            in_capsule_data_size: in_capsule.min(max_io_size),
+            max_io_size,
+            max_aq_depth: self.max_aq_depth.unwrap_or(usual.max_aq_depth),
+            ..usual
+        }
+    }
+
+    /// Checks that the transport TCP has the limits that are named here. A capsule of RDMA holds less than one of TCP may.
+    ///
+    /// # Errors
+    /// When one of them is another.
+    pub(crate) fn check_against(&self, tcp: &TransportOptions) -> Result<(), super::ManagerError> {
+        let own = self.options();
+        let capsule = |options: &TransportOptions| {
+            rdma_in_capsule_bytes(options.in_capsule_data_size.min(options.max_io_size))
+        };
+        let pair = |own: u16, tcp: u16| (u32::from(own), u32::from(tcp));
+        let queues = pair(own.max_io_qpairs_per_ctrlr, tcp.max_io_qpairs_per_ctrlr);
+        let all = [
+            (
+                "max_queue_depth",
+                self.max_queue_depth.is_some(),
+                pair(own.max_queue_depth, tcp.max_queue_depth),
+            ),
+            ("max_io_qpairs_per_ctrlr", self.max_io_qpairs_per_ctrlr.is_some(), queues),
+            (
+                "in_capsule_data_size",
+                self.in_capsule_data_size.is_some(),
+                (capsule(&own), capsule(tcp)),
+            ),
+            ("max_io_size", self.max_io_size.is_some(), (own.max_io_size, tcp.max_io_size)),
+            ("max_aq_depth", self.max_aq_depth.is_some(), pair(own.max_aq_depth, tcp.max_aq_depth)),
+        ];
+        let other = all.into_iter().find(|(_, is_named, (own, tcp))| *is_named && own != tcp);
+        let Some((name, _, (own, tcp))) = other else { return Ok(()) };
+        Err(super::ManagerError::Invalid(format!(
+            "{name} is {own} for RDMA and {tcp} for TCP, and the cores of a target have one limit for both: leave it out \
+             for RDMA, or give both the same"
+        )))
+    }
 }
 
 impl super::Manager {
@@ -273,14 +351,33 @@ impl super::Manager {
         self.model().catalogue.get(&key).map(|entry| entry.params.clone())
     }
 
+    /// What an RDMA listener does that cannot listen at once. A client can ask again itself; what is restored waits, so
+    /// that an adapter that is not up yet keeps no other service from starting.
+    pub(in crate::manager) fn rdma_patience(&self) -> Patience {
+        match self.phase() {
+            super::Phase::Runtime => Patience::None,
+            _ if raceline_reactor::inheritance::is_sharing() => Patience::ForPredecessor,
+            _ => Patience::ForDevice,
+        }
+    }
+
+    /// The daemon whose place this one takes is gone: RDMA listeners have waited for that.
+    pub(crate) fn predecessor_is_gone(&self) {
+        for target in self.model().nvmf.targets.values() {
+            target.rdma.iter().for_each(|streams| streams.set_patience(Patience::None));
+        }
+    }
+
     /// The transport RDMA of a target, if it has that.
     pub(crate) fn rdma_options(&self, target: &str) -> Option<RdmaOptions> {
         let key = super::catalogue::Key::new(&["nvmf", target, "rdma"]);
         let model = self.model();
         model.nvmf.target(target).ok()?.rdma.as_ref()?;
         let params = &model.catalogue.get(&key)?.params;
+        let limits = RdmaLimits::deserialize(params).unwrap_or_default();
         let depth = params["max_srq_depth"].as_u64().and_then(|depth| u32::try_from(depth).ok());
         Some(RdmaOptions {
+            limits,
             max_srq_depth: depth.unwrap_or(raceline_target::SHARED_RECEIVES),
             no_srq: params["no_srq"].as_bool().unwrap_or(false),
             zcopy: params["zcopy"].as_bool().unwrap_or(false),
@@ -345,8 +442,20 @@ impl NvmfTarget {
 
     /// Whether NVMe/TCP hosts can be served.
     #[must_use]
-    pub fn has_transport(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| running.transport.is_some())
+    pub fn has_tcp(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.has_tcp)
+    }
+
+    /// The options of its transports, once there is one.
+    pub(crate) fn transport(&self) -> Option<&TransportOptions> {
+        self.running.as_ref()?.transport.as_ref()
+    }
+
+    /// Whether it listens anywhere.
+    fn listens(&self) -> bool {
+        let mut subsystems = self.subsystems.values();
+        !self.discovery_listeners.is_empty()
+            || subsystems.any(|subsystem| !subsystem.listeners.is_empty())
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::RpcError;
 use crate::manager::ManagerError;
 use crate::manager::catalogue::{Entry, Section};
-use crate::manager::disks::{CREATE_UBLK_TARGET, START_UBLK, UblkDisk, UblkParams};
+use crate::manager::disks::{CREATE_UBLK_TARGET, START_UBLK, UblkDisk, UblkParams, UblkTarget};
 use crate::method::{Call, Registry, States};
 use crate::params::{NoParams, cores_of};
 
@@ -38,7 +38,8 @@ fn create_target(call: &Call<'_>, params: CreateTarget) -> Result<bool, RpcError
     let cores = cores_of(params.cpumask.as_deref())?;
     call.manager.change(|change| {
         let entry = Entry::new(Section::Ublk, call.method, &params)?;
-        change.add_ublk_target(cores, entry)?;
+        let zero_copy = !params.disable_user_copy.unwrap_or(false);
+        change.add_ublk_target(UblkTarget { cores, zero_copy, ..UblkTarget::default() }, entry)?;
         Ok(true)
     })
 }
@@ -129,5 +130,6 @@ fn describe(id: u32, disk: &UblkDisk) -> Value {
         "queue_depth": disk.params.queue_depth,
         "num_queues": disk.params.num_queues,
         "bdev_name": disk.params.bdev_name,
+        "zero_copy": disk.is_zero_copy(),
     })
 }

@@ -118,6 +118,10 @@ impl Journal for StateJournal {
         Ok(self.store.wait(position)?)
     }
 
+    fn is_writable(&self) -> Option<bool> {
+        Some(self.store.is_writable())
+    }
+
     fn changed(&self, catalogue: &Catalogue) {
         if self.store.checkpoint_due() {
             // The store logs a failure, which loses nothing.

@@ -301,6 +301,13 @@ impl Store {
         self.shared.lock().health.clone()
     }
 
+    /// Whether the last change found room, and no write has failed.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let queue = self.shared.lock();
+        queue.health == Health::Good && queue.refusal.is_none()
+    }
+
     /// The directory.
     #[must_use]
     pub fn dir(&self) -> &Path {

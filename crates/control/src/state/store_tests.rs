@@ -104,10 +104,12 @@ fn a_full_disk_refuses_changes_until_there_is_room() {
     };
     assert!(matches!(error, StateError::Full { .. }), "{error}");
     assert!(error.to_string().contains("the change was refused"), "{error}");
+    assert!(!store.is_writable());
     assert_eq!(after_crash(&disk).len(), accepted);
     disk.image().faults.no_room = false;
     record(&store, accepted + 1).unwrap();
     assert_eq!(store.health(), Health::Good);
+    assert!(store.is_writable());
     assert_eq!(after_crash(&disk).len(), accepted + 1);
 }
 
@@ -122,6 +124,7 @@ fn a_change_that_finds_no_room_after_all_is_written_when_there_is() {
     let error = record(&store, 3).unwrap_err();
     assert!(matches!(error, StateError::Full { .. }), "{error}");
     assert!(matches!(store.health(), Health::Full(_)));
+    assert!(!store.is_writable());
     assert_eq!(after_crash(&disk), [json!({ "number": 1 })]);
     disk.image().faults.no_room_to_write = false;
     record(&store, 4).unwrap();

@@ -1,7 +1,8 @@
 //! Daemons with discovery services and exports, on loopback.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -18,12 +19,20 @@ pub(crate) fn nqn(name: &str) -> String {
 }
 
 pub(crate) fn address(port: u16) -> Value {
-    json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() })
+    let traddr = ip().to_string();
+    json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": traddr, "trsvcid": port.to_string() })
 }
 
-/// A port that is free now.
+/// Where the daemons of this process listen: nobody else takes their ports while they are down.
+pub(crate) fn ip() -> Ipv4Addr {
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    Ipv4Addr::new(127, 99, high, low.max(1))
+}
+
+/// A port that nobody else is given. Those that the kernel chooses are larger.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(4420);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A daemon with a discovery service on this port.

@@ -15,6 +15,7 @@ use raceline_reactor::{Service, Token};
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
 use crate::controller::ControllerEvent;
+use crate::counters::{LinkCounters, LinkTotals};
 use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
 use crate::multipath::{PathCounters, PathEvent, PathId, Paths};
 use crate::path::Routing;
@@ -72,6 +73,8 @@ pub(crate) struct LinkState {
     changed: Condvar,
     /// The version of `state`, for queues that look before each command.
     version: AtomicU64,
+    /// Written by the thread of the admin queue only.
+    counters: LinkCounters,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -100,11 +103,14 @@ pub(crate) struct LinkPath {
     /// Why it was given up.
     pub(crate) failed: Option<HostError>,
     pub(crate) counters: Arc<PathCounters>,
+    /// It has been up.
+    pub(crate) was_up: bool,
 }
 
 impl LinkPath {
     fn new(id: PathId, config: Arc<HostConfig>) -> Self {
-        Self { id, config, association: None, failed: None, counters: Arc::default() }
+        let counters = Arc::default();
+        Self { id, config, association: None, failed: None, counters, was_up: false }
     }
 }
 
@@ -125,6 +131,11 @@ impl LinkSnapshot {
 impl LinkState {
     pub(crate) fn get(&self) -> LinkSnapshot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What has become of the connections so far.
+    pub(crate) fn totals(&self) -> LinkTotals {
+        self.counters.totals()
     }
 
     /// The version of the state, without waiting for a lock.
@@ -228,6 +239,7 @@ impl HostService {
     }
 
     fn handle_events(&mut self, cx: &mut Context<'_>) {
+        self.state.counters.failed_connects.add(self.paths.take_failed_connects());
         while let Some(PathEvent { path, event }) = self.paths.poll_event() {
             let change = |change: &mut dyn FnMut(&mut LinkPath)| {
                 self.state.update(|state| state.change_path(path, change));
@@ -235,12 +247,18 @@ impl HostService {
             match event {
                 ControllerEvent::Up(association) => {
                     tracing::info!(event = "path", %path, "a path is up");
-                    change(&mut |path| path.association = Some(association.clone()));
+                    let counters = &self.state.counters;
+                    change(&mut |path| {
+                        path.association = Some(association.clone());
+                        counters.reconnects.add(u64::from(path.was_up));
+                        path.was_up = true;
+                    });
                     self.tell_started(Ok(()));
                     self.tell_added(path, None);
                 }
                 ControllerEvent::Down(error) => {
                     self.log_loss(path, &error);
+                    self.count_loss(path);
                     change(&mut |path| path.association = None);
                     self.handle_start_failure(cx);
                     if self.tell_added(path, Some(error)) {
@@ -253,6 +271,7 @@ impl HostService {
                     }
                 }),
                 ControllerEvent::Ana(ana) => change(&mut |path| {
+                    self.state.counters.ana_changes.add(1);
                     if let Some(association) = &mut path.association {
                         association.ana = Some(Arc::clone(&ana));
                     }
@@ -269,6 +288,17 @@ impl HostService {
                 }
             }
         }
+    }
+
+    /// A path that was up is lost, before the state says so.
+    fn count_loss(&self, path: PathId) {
+        let now = self.state.get();
+        let is_up = |known: &&LinkPath| known.association.is_some();
+        let (lost, others): (Vec<_>, Vec<_>) =
+            now.paths.iter().filter(is_up).partition(|known| known.id == path);
+        let counters = &self.state.counters;
+        counters.losses.add(lost.len() as u64);
+        counters.failovers.add(u64::from(!lost.is_empty() && !others.is_empty()));
     }
 
     fn log_loss(&self, path: PathId, error: &HostError) {
@@ -292,6 +322,7 @@ impl HostService {
     /// A path was given up; with the last one, all is.
     fn handle_failed(&mut self, path: PathId, error: HostError) {
         self.tell_added(path, Some(error.clone()));
+        self.count_loss(path);
         self.state.update(|state| {
             state.change_path(path, |path| {
                 path.association = None;

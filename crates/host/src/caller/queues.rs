@@ -32,8 +32,11 @@ const FOLLOW_INDEX: u32 = u32::MAX;
 const WAIT_INDEX: u32 = u32::MAX - 1;
 /// Bytes of the receive buffer of a queue: more than its staging memory.
 const STAGING_BYTES: usize = 72 << 10;
-/// Turns within which a closed queue has given everything back: its socket goes at once.
+/// Turns within which a closed queue has given everything back if it has a socket: that goes at once.
 const CLOSE_TURNS: usize = 8;
+/// The time within which it has over RDMA: a queue pair says of each request that nothing can reach its memory any more, or
+/// is given up after 1 s.
+const CLOSE_TIME: Duration = Duration::from_secs(3);
 
 /// I/O queues with their connections, and the operations on them.
 ///
@@ -108,6 +111,7 @@ impl Allowed {
 // SAFETY: what is bound to a thread in here are the counters of buffers (`Rc`, `Cell`), of one pool
 // that this value made, and raw pointers to the memory of its operations. No buffer, no handle to the
 // pool and no borrow of them leaves this module: programs give and get `Memory`, which is `Send`.
+// What queues over RDMA share (`Rc`) is found by this pool, so only queues in here have it.
 // So all of them move to another thread together, and are used by one thread at a time, as all
 // methods that reach them take `&mut self`. Its `Io` is an `EpollIo`, which holds descriptors,
 // tokens and buffers of this pool and no engine, and may be used by any thread; a ring of io_uring
@@ -285,12 +289,19 @@ impl CallerQueues {
     /// [`Self::next_finished`] gives them.
     pub fn close(&mut self) {
         self.queues.close(&mut self.driver.cx());
-        for _ in 0..CLOSE_TURNS {
+        let until = self.driver.io.now() + CLOSE_TIME;
+        let mut turns = 0;
+        while self.driver.io.now() < until {
             self.take_done();
             if self.queues.is_closed() && self.in_flight.len() == 0 {
                 return;
             }
-            if let Err(error) = self.turn(Wait::No) {
+            if turns == CLOSE_TURNS {
+                self.driver.io.timer(until, Token { index: WAIT_INDEX, ..TOKEN });
+            }
+            let wait = if turns < CLOSE_TURNS { Wait::No } else { Wait::Yes };
+            turns += 1;
+            if let Err(error) = self.turn(wait) {
                 tracing::warn!(%error, "a group of queues is closed without its completions");
                 return;
             }

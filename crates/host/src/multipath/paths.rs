@@ -39,6 +39,8 @@ pub struct Paths {
     next: u16,
     events: VecDeque<PathEvent>,
     lost: Vec<Lost>,
+    /// Attempts to connect that have failed since [`Self::take_failed_connects`].
+    failed_connects: u64,
     closing: bool,
 }
 
@@ -61,8 +63,10 @@ struct Entry {
     association: Option<Association>,
     is_up: bool,
     first_error: Option<HostError>,
-    /// It was given up, or is being removed.
+    /// It was given up, or has ended.
     ending: bool,
+    /// It is being removed: another path to the same addresses may come before it has ended.
+    leaving: bool,
 }
 
 impl Paths {
@@ -76,6 +80,7 @@ impl Paths {
             next: 0,
             events: VecDeque::with_capacity(8),
             lost: Vec::new(),
+            failed_connects: 0,
             closing: false,
         };
         let configs = config.paths();
@@ -104,6 +109,7 @@ impl Paths {
         let same = |entry: &&Entry| {
             let other = entry.controller.config();
             !entry.ending
+                && !entry.leaving
                 && (other.address, other.source, other.transport)
                     == (config.address, config.source, config.transport)
         };
@@ -133,6 +139,7 @@ impl Paths {
             is_up: false,
             first_error: None,
             ending: false,
+            leaving: false,
         });
         id
     }
@@ -140,6 +147,7 @@ impl Paths {
     /// Shuts a path down in order; the end is its [`ControllerEvent::Closed`].
     pub fn remove(&mut self, cx: &mut Context<'_>, path: PathId) {
         if let Some(entry) = self.entry(path) {
+            entry.leaving = true;
             entry.controller.disconnect(cx);
         }
         self.collect(cx);
@@ -171,6 +179,11 @@ impl Paths {
     pub fn first_up(&self) -> Option<(PathId, &Association)> {
         let up = self.entries.iter().find(|entry| entry.is_up)?;
         Some((up.id, up.association.as_ref()?))
+    }
+
+    /// How many attempts to connect a path have failed since this was asked last.
+    pub(crate) fn take_failed_connects(&mut self) -> u64 {
+        std::mem::take(&mut self.failed_connects)
     }
 
     /// Why no path can be used, if none was ever up and each has failed at least once: the reason of the first.
@@ -283,6 +296,7 @@ impl Paths {
             while let Some(event) = self.entries[at].controller.poll_event() {
                 self.handle_event(cx, at, event);
             }
+            self.failed_connects += self.entries[at].controller.take_failed_connects();
         }
         self.entries.retain(|entry| !(entry.ending && entry.controller.is_finished()));
         self.reset_lost(cx);

@@ -49,7 +49,8 @@ impl QueuePair {
             }
             None => {
                 let priority = self.config.priority.unwrap_or_default();
-                let options = ConnectOptions { source: *source, priority };
+                let QueuePairConfig { tos, interface, .. } = self.config;
+                let options = ConnectOptions { source: *source, priority, tos, interface };
                 cx.io.connect_with(*address, options, self.token);
             }
         }

@@ -1,29 +1,28 @@
 //! A queue over RDMA: a queue pair of a device takes the place of the socket, and everything above is the same.
 //!
-//! Data are copied between the buffers of commands and registered memory of the queue. So a controller reaches
-//! nothing but data of this queue, and a command that is given up leaves its buffer to its owner at once.
+//! The queues of a core share a device ([`super::hub`]). Data are copied between the buffers of commands and registered memory
+//! of the core. So a controller reaches nothing but data of commands over the device, and a command that is given up leaves
+//! its buffer to its owner at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{CommandId, Cqe, Status};
 use raceline_proto::rdma::{KeyedBlock, MAX_BLOCK_BYTES, QueueRequest};
-use raceline_rdma::verbs::{ConnectionId, Provider, Region};
+use raceline_rdma::verbs::Provider;
 use raceline_rdma::{
-    ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, SubmitError,
-    WaitingDevice,
+    ConnectConfig, ConnectError, HostEvent, HostPortEvent, HostTransfer, SubmitError,
 };
-use raceline_reactor::io::{RecvBuffers, SocketId};
-use raceline_reactor::{Context, IoBuf, Socket};
+use raceline_reactor::Context;
+use raceline_reactor::io::{RecvBuffers, is_taken_back};
 
-use super::bell::Bell;
-use super::memory::DataMemory;
+use super::hub::{Joining, Lent, Membership};
 use super::{Ending, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
-use crate::transport::RdmaDevices;
+use crate::transport::{RdmaDevices, source_towards};
 
-/// More than this is not sent in a capsule, whatever the controller offers: each capsule of a queue has memory for it.
+/// More than this is not sent in a capsule, whatever the controller offers.
 const MAX_IN_CAPSULE_BYTES: u32 = 8192;
 /// Bytes of a submission queue entry in a capsule.
 const SQE_BYTES: u32 = 64;
@@ -37,23 +36,16 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 /// A connection over RDMA: what exists while there is a device.
 #[derive(Debug)]
 pub(super) struct RdmaLink {
-    port: HostPort<Box<dyn WaitingDevice>>,
-    connection: Option<ConnectionId>,
+    hub: Membership,
     /// When a target that had a connection from before is asked again, and how often it was.
     retry_at: Option<Instant>,
     attempts: u32,
-    /// Wakes the core; `None` once it is closed.
-    socket: Option<SocketId>,
-    /// What a receive of the bell takes along.
-    staging: Option<IoBuf>,
-    receiving: bool,
     /// The connection is being ended from this end.
     closing: bool,
     /// Nothing is left of the connection.
     closed: bool,
     /// The commands that were sent, by the slots of their identifiers on the wire.
     outstanding: Vec<Option<Outstanding>>,
-    memory: DataMemory,
     pub(super) flow: SqFlow,
 }
 
@@ -61,7 +53,7 @@ pub(super) struct RdmaLink {
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     cid: CommandId,
-    region: Option<Region>,
+    lent: Option<Lent>,
 }
 
 /// What became of a command that was to be sent.
@@ -76,7 +68,7 @@ enum Sent {
 impl RdmaLink {
     /// Whether nothing is in flight any more.
     pub(super) fn is_over(&self) -> bool {
-        self.closed && !self.receiving
+        self.closed
     }
 
     fn take(&mut self, wire: CommandId) -> Option<Outstanding> {
@@ -85,9 +77,16 @@ impl RdmaLink {
     }
 
     /// The command has ended: its memory is free.
-    fn free(&mut self, outstanding: &Outstanding) {
-        if let Some(region) = outstanding.region {
-            self.memory.give(self.port.provider(), region);
+    fn free(&self, outstanding: &Outstanding) {
+        if let Some(lent) = outstanding.lent {
+            self.hub.core().give_back(self.hub.target, lent);
+        }
+    }
+
+    /// No queue pair is left that could reach the memory of commands.
+    fn free_all(&mut self) {
+        for outstanding in std::mem::take(&mut self.outstanding).into_iter().flatten() {
+            self.free(&outstanding);
         }
     }
 }
@@ -95,18 +94,15 @@ impl RdmaLink {
 /// A queue that is dropped waits for nothing. As a closed socket does, its connection ends in order.
 impl Drop for RdmaLink {
     fn drop(&mut self) {
-        self.port.abandon();
-        for outstanding in std::mem::take(&mut self.outstanding).into_iter().flatten() {
-            self.free(&outstanding);
-        }
-        self.memory.clear(self.port.provider());
+        self.hub.abandon();
+        self.free_all();
     }
 }
 
 impl QueuePair {
     /// Asks for a connection over RDMA. What fails at once is reported by the next timer, as everything else is.
     pub(super) fn dial_rdma(&mut self, cx: &mut Context<'_>, devices: &Arc<dyn RdmaDevices>) {
-        match self.open_rdma(cx, &**devices) {
+        match self.open_rdma(cx, devices) {
             Ok(link) => {
                 self.rdma = Some(Box::new(link));
                 self.drive_rdma(cx);
@@ -121,7 +117,7 @@ impl QueuePair {
     fn open_rdma(
         &self,
         cx: &mut Context<'_>,
-        devices: &dyn RdmaDevices,
+        devices: &Arc<dyn RdmaDevices>,
     ) -> Result<RdmaLink, HostError> {
         let config = &self.config;
         if let Some(what) = self.impossible_over_rdma() {
@@ -129,37 +125,25 @@ impl QueuePair {
             return Err(HostError::Invalid(text));
         }
         let failed = |why: String| HostError::Rdma(config.address, why);
-        // Each command has a send and a receive.
-        let completions = 2 * u32::from(config.entries);
-        let device = devices.open(config.address, config.source, completions);
-        let device = device.map_err(|error| failed(error.to_string()))?;
-        let bell = device.news().try_clone_to_owned().map(Bell::new);
-        let bell = bell.map_err(|error| failed(format!("cannot wait for its device: {error}")))?;
-        let local = std::net::SocketAddr::new(config.address.ip(), 0);
-        let socket = cx.io.adopt(Socket::provided(Box::new(bell), local, config.address));
-        let socket =
-            socket.map_err(|error| failed(format!("cannot wait for its device: {error}")))?;
-        let mut port = HostPort::new(device);
-        let connection = match port.connect(self.connect_config(), cx.now) {
-            Ok(connection) => connection,
-            Err(error) => {
-                cx.io.close(socket, true);
-                return Err(failed(error.to_string()));
-            }
+        let joining = Joining {
+            target: config.address,
+            source: config.source,
+            commands: u32::from(config.entries) - 1,
+            token: self.token,
         };
+        let mut hub = Membership::join(cx, devices, joining).map_err(failed)?;
+        if let Err(error) = hub.connect(cx, self.connect_config()) {
+            hub.leave(cx);
+            return Err(failed(error.to_string()));
+        }
         let slots = usize::from(config.entries - 1).next_power_of_two();
         Ok(RdmaLink {
-            port,
-            connection: Some(connection),
+            hub,
             retry_at: None,
             attempts: 0,
-            socket: Some(socket),
-            staging: Some(IoBuf::heap(1)),
-            receiving: false,
             closing: false,
             closed: false,
             outstanding: vec![None; slots],
-            memory: DataMemory::default(),
             flow: SqFlow::Off,
         })
     }
@@ -186,63 +170,82 @@ impl QueuePair {
         let config = &self.config;
         ConnectConfig {
             address: config.address,
+            source: config.source.map(|source| source_towards(source, config.address)),
             request: QueueRequest {
                 qid: config.qid,
                 receives: config.entries,
                 entries: config.entries.into(),
                 cntlid: (!config.qid.is_admin()).then_some(config.cntlid),
             },
-            capsule_len: SQE_BYTES + self.capsule_data(),
+            // Those with data are made in memory that the queues of the core share.
+            capsule_len: SQE_BYTES,
         }
     }
 
-    /// The device has news, or the bell was closed.
+    /// The device has news for some of its queues.
     pub(super) fn handle_bell(
         &mut self,
         cx: &mut Context<'_>,
         result: std::io::Result<usize>,
         buffers: RecvBuffers,
     ) {
-        let Some(rdma) = &mut self.rdma else { return };
-        rdma.receiving = false;
-        rdma.staging = Some(buffers.staging);
+        let Some(rdma) = self.rdma.as_ref().filter(|rdma| !rdma.closed) else { return };
+        if result.as_ref().is_err_and(is_taken_back) {
+            // Of a bell that was closed.
+            return;
+        }
+        rdma.hub.handle_bell(buffers);
         match result {
-            _ if rdma.closed => self.check_drained(cx),
             Ok(_) => self.drive_rdma(cx),
-            Err(error) => {
-                let error = HostError::Broken(self.config.address, Arc::new(error));
-                self.lose(cx, Ending::Lost(error), None);
-            }
+            Err(error) => self.lose_bell(cx, error),
         }
     }
 
     /// Takes everything that the device has, and asks to be woken by what comes next.
     fn drive_rdma(&mut self, cx: &mut Context<'_>) {
-        let Some(rdma) = &mut self.rdma else { return };
+        let Some(rdma) = self.rdma.as_ref().filter(|rdma| !rdma.closed) else { return };
         self.counters.receives.add(1);
-        rdma.port.provider().arm();
-        while let Some(rdma) = &mut self.rdma
+        let listening = rdma.hub.pump(cx);
+        self.take_rdma_events(cx);
+        if let Err(error) = listening {
+            self.lose_bell(cx, error);
+        }
+    }
+
+    /// The core cannot wait for the device.
+    fn lose_bell(&mut self, cx: &mut Context<'_>, error: std::io::Error) {
+        if !matches!(self.state, State::Draining(_) | State::Lost | State::Closed) {
+            let error = HostError::Broken(self.config.address, Arc::new(error));
+            self.lose(cx, Ending::Lost(error), None);
+        }
+    }
+
+    /// Another queue of the core may have called this one.
+    pub(super) fn handle_call(&mut self, cx: &mut Context<'_>) {
+        match &self.rdma {
+            // The queue whose receive it was has left.
+            Some(rdma) if !rdma.closed && !rdma.hub.is_listening() => self.drive_rdma(cx),
+            _ => self.take_rdma_events(cx),
+        }
+    }
+
+    /// Takes what the device has had for this queue.
+    fn take_rdma_events(&mut self, cx: &mut Context<'_>) {
+        self.take_port_events(cx);
+        if let Some(rdma) = &self.rdma
             && !rdma.closed
         {
-            let is_busy = rdma.port.poll(cx.now);
-            self.take_port_events(cx);
-            if !is_busy {
-                break;
+            rdma.hub.core().call_starved(cx);
+            if rdma.hub.has_ending() {
+                self.arm(cx, cx.now + DRAIN_INTERVAL);
             }
-        }
-        if let Some(rdma) = &mut self.rdma
-            && !rdma.receiving
-            && let (Some(socket), Some(staging)) = (rdma.socket, rdma.staging.take())
-        {
-            rdma.receiving = true;
-            let buffers = RecvBuffers { payload: None, staging, staging_range: 0..1 };
-            cx.io.recv(socket, buffers, self.token);
         }
     }
 
     fn take_port_events(&mut self, cx: &mut Context<'_>) {
         while let Some(rdma) = &mut self.rdma
-            && let Some((_, event)) = rdma.port.poll_event()
+            && !rdma.closed
+            && let Some(event) = rdma.hub.poll_event()
         {
             match event {
                 HostPortEvent::Connected if matches!(self.state, State::Tcp) => {
@@ -276,11 +279,11 @@ impl QueuePair {
         let is_wanted = !matches!(self.state, State::Draining(_));
         if is_wanted
             && cqe.status.is_success()
-            && let Some(region) = &outstanding.region
+            && let Some(Lent::Data(region)) = &outstanding.lent
             && let Some(entry) = self.commands.get_mut(outstanding.cid)
             && let Data::Read(buf) = &mut entry.data
         {
-            rdma.port.provider().read(region, 0, buf);
+            rdma.hub.core().port.provider().read(region, 0, buf);
             self.counters.copied_bytes.add(buf.len() as u64);
         }
         rdma.free(&outstanding);
@@ -294,7 +297,7 @@ impl QueuePair {
     /// There is no connection.
     fn handle_failed(&mut self, cx: &mut Context<'_>, error: &ConnectError) {
         let Some(rdma) = &mut self.rdma else { return };
-        rdma.connection = None;
+        rdma.hub.connection = None;
         let asks = matches!(self.state, State::Tcp) && rdma.attempts < STALE_ATTEMPTS;
         if asks && error.is_transient() {
             let at = cx.now + STALE_DELAY * (1 << rdma.attempts);
@@ -325,10 +328,8 @@ impl QueuePair {
     fn finish_rdma(&mut self, cx: &mut Context<'_>) {
         let Some(rdma) = &mut self.rdma else { return };
         rdma.closed = true;
-        rdma.memory.clear(rdma.port.provider());
-        if let Some(socket) = rdma.socket.take() {
-            cx.io.close(socket, true);
-        }
+        rdma.free_all();
+        rdma.hub.leave(cx);
     }
 
     /// Ends the connection from this end, and waits until nothing can reach memory any more.
@@ -337,9 +338,10 @@ impl QueuePair {
         if rdma.closed || std::mem::replace(&mut rdma.closing, true) {
             return;
         }
-        match rdma.connection {
+        match rdma.hub.connection {
             Some(connection) => {
-                rdma.port.close(connection, cx.now);
+                rdma.hub.core().port.close(connection, cx.now);
+                rdma.hub.begin_closing(cx);
                 self.arm(cx, cx.now);
             }
             None => self.finish_rdma(cx),
@@ -358,12 +360,11 @@ impl QueuePair {
         let Some(rdma) = &mut self.rdma else { return };
         if !rdma.closed && rdma.retry_at.is_some_and(|at| cx.now >= at) {
             rdma.retry_at = None;
-            match rdma.port.connect(config, cx.now) {
-                Ok(connection) => rdma.connection = Some(connection),
-                Err(error) => return self.handle_failed(cx, &error),
+            if let Err(error) = rdma.hub.connect(cx, config) {
+                return self.handle_failed(cx, &error);
             }
         }
-        rdma.port.check_deadlines(cx.now);
+        rdma.hub.core().port.check_deadlines(cx.now);
         self.drive_rdma(cx);
         if let Some(rdma) = &self.rdma {
             let drains = matches!(self.state, State::Draining(_)) && !rdma.closed;
@@ -377,6 +378,12 @@ impl QueuePair {
     /// Sends the commands that are ready, as many as the submission queue takes.
     #[cold]
     pub(super) fn flush_rdma(&mut self, cx: &mut Context<'_>) {
+        match &self.rdma {
+            // Nobody is called for news: the queue whose receive that was was dropped.
+            Some(rdma) if !rdma.closed && !rdma.hub.is_listening() => self.drive_rdma(cx),
+            // A command that has ended there has its identifier no longer, which the next one may get.
+            _ => self.take_rdma_events(cx),
+        }
         if self.rdma.as_ref().is_none_or(|rdma| rdma.closed || rdma.closing)
             || self.pending.is_empty()
             || self.waits_for_more(cx)
@@ -406,8 +413,8 @@ impl QueuePair {
         }
         self.counters.pdus_sent.add(count);
         self.counters.sends.add(1);
-        let is_lost = self.rdma.as_mut().is_some_and(|rdma| rdma.port.post());
-        if is_lost {
+        let link = self.rdma.as_ref().and_then(|rdma| Some((rdma, rdma.hub.connection?)));
+        if link.is_some_and(|(rdma, connection)| rdma.hub.core().port.post_to(connection)) {
             self.arm(cx, cx.now);
         }
         self.watch_deadlines(cx);
@@ -424,50 +431,53 @@ impl QueuePair {
             return Sent::Yes;
         }
         let Some(rdma) = &mut self.rdma else { return Sent::Later };
-        let Some((queue, device)) = rdma.connection.and_then(|id| rdma.port.queue(id)) else {
-            return Sent::Later;
-        };
+        let Some(connection) = rdma.hub.connection else { return Sent::Later };
+        let (member, target) = (rdma.hub.member(), rdma.hub.target);
+        let core = &mut *rdma.hub.core();
+        let Some((queue, _)) = core.port.queue(connection) else { return Sent::Later };
         if sent >= usize::from(entries) - 1 || queue.outstanding() >= usize::from(entries) - 1 {
             return Sent::Later;
         }
-        let in_capsule = match &entry.data {
-            Data::Write(buf) if entry.len <= capsule_data => Some(&buf[..]),
-            _ => None,
+        let in_capsule = entry.len <= capsule_data && matches!(entry.data, Data::Write(_));
+        let block = match (&entry.data, in_capsule) {
+            (Data::None, _) => Ok(None),
+            (_, true) => core.lend_capsule(SQE_BYTES + entry.len).map(Lent::Capsule).map(Some),
+            (_, false) => core.lend_data(target, entry.len).map(Lent::Data).map(Some),
         };
-        let mut region = None;
-        let transfer = match (&entry.data, in_capsule) {
-            (Data::None, _) => HostTransfer::None,
-            (_, Some(bytes)) => HostTransfer::InCapsule(bytes),
-            (data, None) => {
-                let taken = match rdma.memory.take(device, entry.len) {
-                    Ok(taken) => taken,
-                    Err(_) if sent > 0 => return Sent::Later,
-                    Err(error) => return Sent::Never(error.to_string()),
-                };
-                if let Data::Write(buf) = data {
-                    device.write(&taken, 0, buf);
-                    self.counters.copied_bytes.add(buf.len() as u64);
-                }
-                region = Some(taken);
-                let (address, key) = (taken.address, taken.rkey);
+        let lent = match block {
+            Ok(lent) => lent,
+            Err(_) if core.starve(member) || sent > 0 => return Sent::Later,
+            Err(error) => return Sent::Never(error.to_string()),
+        };
+        let (transfer, data_at) = match lent {
+            None => (HostTransfer::None, None),
+            Some(Lent::Capsule(memory)) => {
+                (HostTransfer::CapsuleIn { memory, len: entry.len }, Some((memory, SQE_BYTES)))
+            }
+            Some(Lent::Data(region)) => {
+                let (address, key) = (region.address, region.rkey);
                 let block = KeyedBlock { address, len: entry.len, key };
-                HostTransfer::Keyed { block, invalidate: false }
+                (HostTransfer::Keyed { block, invalidate: false }, Some((region, 0)))
             }
         };
-        let submitted = match rdma.flow.take_entry(entries, sent) {
-            true => queue.submit(device, &entry.sqe, transfer),
-            false => Err(SubmitError::Full),
+        if let (Data::Write(buf), Some((region, at))) = (&entry.data, data_at) {
+            core.port.provider().write(&region, at, buf);
+            self.counters.copied_bytes.add(buf.len() as u64);
+        }
+        let submitted = match (rdma.flow.take_entry(entries, sent), core.port.queue(connection)) {
+            (true, Some((queue, device))) => queue.submit(device, &entry.sqe, transfer),
+            _ => Err(SubmitError::Full),
         };
         match submitted {
             Ok(wire) => {
                 entry.sent = true;
                 let slot = usize::from(wire.0) & (rdma.outstanding.len() - 1);
-                rdma.outstanding[slot] = Some(Outstanding { cid, region });
+                rdma.outstanding[slot] = Some(Outstanding { cid, lent });
                 Sent::Yes
             }
             Err(error) => {
-                if let Some(region) = region {
-                    rdma.memory.give(device, region);
+                if let Some(lent) = lent {
+                    core.give_back(target, lent);
                 }
                 match error {
                     SubmitError::Full | SubmitError::Lost => Sent::Later,

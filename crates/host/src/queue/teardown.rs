@@ -153,6 +153,7 @@ impl QueuePair {
                 entry.batch = 0;
                 entry.forget_received();
                 self.pending.push_back(cid);
+                self.counters.resubmitted.add(1);
             }
         }
         self.pending.retain(|&cid| self.commands.get(cid).is_some());

@@ -12,43 +12,70 @@ use raceline_reactor::{
     Completion, Context, IoBuf, Outcome, PartPool, PartedBuf, Payload, SharedBuf, Token,
 };
 
-use super::{InjectedKind, Remote, Scope};
+use super::{InjectedKind, Remote, Scope, Slot};
 use crate::command::{CommandDone, Data};
 use crate::error::CommandError;
 use crate::follower::AssociationFollower;
+use crate::maps::QueueKind;
 use crate::multipath::{PathSet, PathSetEvent};
 use crate::split::{Kind, Part, Plan, SplitMemory, SplitOperation};
 
 /// Token indices: the queue, and the timer that looks at the association.
 const QUEUE_INDEX: u32 = 0;
 const FOLLOW_INDEX: u32 = u32::MAX;
+/// A core stops polling for commands of which none has begun or ended for so long: longer than a drive takes for one.
+const POLLED_FOR: Duration = Duration::from_millis(20);
 /// The timer for requests that wait for an injected error.
 const INJECT_INDEX: u32 = u32::MAX - 1;
 
-/// An I/O queue of the association, and the requests on it.
+/// The I/O queues of the association on one core, and the requests on them.
 #[derive(Debug)]
 pub(super) struct RemoteChannel {
     remote: Arc<Remote>,
     scope: Scope,
-    qid: u16,
+    slot: Slot,
     token: Token,
     queues: PathSet,
     follower: AssociationFollower,
     operations: Vec<Option<Operation>>,
     free: Vec<usize>,
-    /// Operations that found no room for all their commands. Only the first has commands on their way.
-    backlog: VecDeque<usize>,
+    /// By the positions of their queues. None waits for room on another one.
+    lanes: Vec<Lane>,
+    routes: Routes,
+    /// Commands of the queue for polling that are under way, and whether the core knows that there are some.
+    polled: usize,
+    is_polling: bool,
+    /// When the last of them began or ended.
+    polled_at: Instant,
     /// Operations that wait for the error that was injected, and until when.
     delayed: Vec<(Instant, usize)>,
+    closed: bool,
+}
+
+/// The positions of the queues by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Routes {
+    /// The queue for reads; 0, that for everything, if they have none of their own.
+    read: usize,
+    /// The queue for reads and writes, for which the core polls.
+    poll: Option<usize>,
+}
+
+/// What waits for one of the queues.
+#[derive(Debug)]
+struct Lane {
+    /// Operations that found no room for all their commands. Only the first has commands on their way.
+    backlog: VecDeque<usize>,
     /// For the parts of requests that are more than one command may move.
     parts: PartPool,
-    closed: bool,
 }
 
 /// A request and its commands.
 #[derive(Debug)]
 struct Operation {
     tag: u64,
+    /// The position of its queue.
+    lane: usize,
     commands: SplitOperation<RequestMemory>,
     /// What it ends with, whatever its commands end with.
     injected: Option<Status>,
@@ -75,25 +102,34 @@ impl RemoteChannel {
     pub(super) fn open(
         cx: &mut Context<'_>,
         (remote, scope): (Arc<Remote>, Scope),
-        qid: u16,
+        slot: Slot,
         owner: u16,
     ) -> Self {
         let token = Token { owner, generation: 0, index: QUEUE_INDEX };
         let state = Arc::clone(remote.admin.state());
         let follower = AssociationFollower::new(state, Token { index: FOLLOW_INDEX, ..token });
-        let queues = PathSet::new(cx, &remote.config, [qid], token);
+        let qids: Vec<u16> =
+            std::iter::once(slot.default).chain(slot.read).chain(slot.poll).collect();
+        // A command that has ended holds its part until its end is taken.
+        let places = 2 * usize::from(remote.config.io_entries);
+        let lane = |_: &u16| Lane { backlog: VecDeque::new(), parts: PartPool::new(places) };
+        let lanes = qids.iter().map(lane).collect();
+        let queues = PathSet::new(cx, &remote.config, qids, token);
+        remote.count(queues.counters());
         let mut channel = Self {
             scope,
-            qid,
+            slot,
             token,
             queues,
             follower,
             operations: Vec::new(),
             free: Vec::new(),
-            backlog: VecDeque::new(),
+            lanes,
+            routes: Routes::of(slot),
+            polled: 0,
+            is_polling: false,
+            polled_at: cx.now,
             delayed: Vec::new(),
-            // A command that has ended holds its part until its end is taken.
-            parts: PartPool::new(2 * usize::from(remote.config.io_entries)),
             closed: false,
             remote,
         };
@@ -123,12 +159,17 @@ impl RemoteChannel {
             commands.give_up();
         }
         let injected = injection.map(|it| it.status);
-        self.operations[index] = Some(Operation { tag, commands, injected });
+        let lane = self.routes.lane(opc);
+        if self.routes.poll == Some(lane) {
+            self.polled += 1;
+            self.polled_at = cx.now;
+        }
+        self.operations[index] = Some(Operation { tag, lane, commands, injected });
         match instead {
-            None => self.backlog.push_back(index),
+            None => self.lanes[lane].backlog.push_back(index),
             Some(delay) => self.delay(cx, index, delay),
         }
-        self.submit_backlog(cx, done);
+        self.submit_lane(cx, lane, done);
     }
 
     /// Lets an operation end after this time.
@@ -153,15 +194,23 @@ impl RemoteChannel {
 
     /// Submits the commands of the operations that wait, as far as there is room.
     fn submit_backlog(&mut self, cx: &mut Context<'_>, done: &mut Vec<Done>) {
-        while let Some(&index) = self.backlog.front() {
+        for lane in 0..self.lanes.len() {
+            self.submit_lane(cx, lane, done);
+        }
+    }
+
+    /// The same for one of the queues.
+    fn submit_lane(&mut self, cx: &mut Context<'_>, lane: usize, done: &mut Vec<Done>) {
+        while let Some(&index) = self.lanes[lane].backlog.front() {
             if let Some(Operation { commands, .. }) = &mut self.operations[index] {
                 let name = u64::try_from(index).expect("fewer operations than 2^64");
-                commands.submit(cx, &self.parts, (&mut self.queues, 0), name);
+                let queue = (&mut self.queues, lane);
+                commands.submit(cx, &self.lanes[lane].parts, queue, name);
                 if !commands.is_submitted() {
                     return;
                 }
             }
-            self.backlog.pop_front();
+            self.lanes[lane].backlog.pop_front();
             self.end(index, done);
         }
     }
@@ -180,10 +229,11 @@ impl RemoteChannel {
 
     fn handle_done(&mut self, finished: CommandDone, done: &mut Vec<Done>) {
         let Ok(index) = usize::try_from(finished.user) else { return };
-        let Some(Some(Operation { commands, .. })) = self.operations.get_mut(index) else { return };
-        commands.handle_done(finished);
-        if commands.is_submitted() && self.backlog.front() == Some(&index) {
-            self.backlog.pop_front(); // a command has failed
+        let Some(Some(operation)) = self.operations.get_mut(index) else { return };
+        operation.commands.handle_done(finished);
+        let backlog = &mut self.lanes[operation.lane].backlog;
+        if operation.commands.is_submitted() && backlog.front() == Some(&index) {
+            backlog.pop_front(); // a command has failed
         }
         self.end(index, done);
     }
@@ -193,6 +243,7 @@ impl RemoteChannel {
         let place = &mut self.operations[index];
         let Some(over) = place.take_if(|operation| operation.commands.has_ended()) else { return };
         self.free.push(index);
+        self.polled -= usize::from(self.routes.poll == Some(over.lane));
         let (result, memory) = over.commands.finish();
         let result = match over.injected {
             None => result.map(drop).map_err(|failure| bdev_error(failure.error)),
@@ -207,11 +258,28 @@ impl RemoteChannel {
     }
 }
 
+impl Routes {
+    fn of(slot: Slot) -> Self {
+        let read = usize::from(slot.read.is_some());
+        Self { read, poll: slot.poll.map(|_| read + 1) }
+    }
+
+    /// The queue of a command. What may take long, as a flush, or moves no data, is not polled for.
+    fn lane(self, opc: u8) -> usize {
+        let is_polled = self.poll.is_some() && matches!(opc, io::READ | io::WRITE);
+        match (QueueKind::of(opc, is_polled), self.poll) {
+            (QueueKind::Poll, Some(poll)) => poll,
+            (QueueKind::Read, _) => self.read,
+            (QueueKind::Default | QueueKind::Poll, _) => 0,
+        }
+    }
+}
+
 /// The opcode of the commands that a request becomes.
 fn opcode(op: &Op) -> u8 {
     match op {
-        Op::Read { .. } => io::READ,
-        Op::Write { .. } => io::WRITE,
+        Op::Read { .. } | Op::ReadPages { .. } => io::READ,
+        Op::Write { .. } | Op::WritePages { .. } => io::WRITE,
         Op::Flush => io::FLUSH,
         Op::WriteZeroes { .. } => io::WRITE_ZEROES,
         Op::Deallocate { .. } => io::DATASET_MANAGEMENT,
@@ -253,7 +321,11 @@ impl Scope {
                 let memory = RequestMemory::Write(IoBuf::from_slice(&ranges).share());
                 (Kind::Deallocate { last_range }, 0, Ok(0), memory)
             }
-            Op::Copy { .. } | Op::Find { .. } | Op::WriteUncorrectable { .. } => {
+            Op::ReadPages { .. }
+            | Op::WritePages { .. }
+            | Op::Copy { .. }
+            | Op::Find { .. }
+            | Op::WriteUncorrectable { .. } => {
                 return Err((BdevError::NotSupported, RequestMemory::None));
             }
         };
@@ -377,13 +449,22 @@ impl Channel for RemoteChannel {
 
     fn flush(&mut self, cx: &mut Context<'_>, done: &mut Vec<Done>) {
         self.queues.flush(cx);
+        let before = (self.polled, done.len());
         self.collect(cx, done);
+        if before != (self.polled, done.len()) {
+            self.polled_at = cx.now;
+        }
+        // A controller that is lost, or that has no path, may answer nothing for long, and timers go on.
+        let is_polled = self.polled > 0 && cx.now.duration_since(self.polled_at) < POLLED_FOR;
+        cx.io.flight().poll_for(&mut self.is_polling, is_polled);
     }
 
     fn close(&mut self, cx: &mut Context<'_>) {
         self.closed = true;
+        cx.io.flight().poll_for(&mut self.is_polling, false);
         self.queues.close(cx);
-        self.remote.give_back(self.qid);
+        self.remote.count_closed(self.queues.counters());
+        self.remote.give_back(self.slot);
     }
 }
 
@@ -430,6 +511,19 @@ mod tests {
         limits: Limits { block_size: 512, max_transfer_bytes: 2048 },
         write_zeroes: true,
     };
+
+    #[test]
+    fn commands_find_their_queue_among_those_that_the_channel_has() {
+        let lanes = |read: bool, poll: bool| {
+            let slot = Slot { default: 1, read: read.then_some(7), poll: poll.then_some(9) };
+            let routes = Routes::of(slot);
+            [io::READ, io::WRITE, io::FLUSH, io::WRITE_ZEROES].map(|opc| routes.lane(opc))
+        };
+        assert_eq!(lanes(false, false), [0, 0, 0, 0]);
+        assert_eq!(lanes(true, false), [1, 0, 0, 0]);
+        assert_eq!(lanes(false, true), [1, 1, 0, 0]);
+        assert_eq!(lanes(true, true), [2, 2, 0, 0]);
+    }
 
     fn read(offset: u64, len: usize) -> Op {
         Op::Read { offset, len, buf: Some(IoBuf::heap(len)) }

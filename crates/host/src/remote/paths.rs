@@ -65,6 +65,8 @@ impl RemoteController {
         }
         let config = HostConfig {
             io_queues: own.io_queues,
+            write_queues: own.write_queues,
+            poll_queues: own.poll_queues,
             multipath: own.paths()[0].multipath.clone(),
             more_paths: Vec::new(),
             ..config

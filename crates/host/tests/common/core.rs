@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use raceline_host::{
-    BlockRange, Command, CommandDone, Controller, ControllerEvent, HostConfig, IoQueueEvent,
-    IoQueueSet,
+    BlockRange, Command, CommandDone, Controller, ControllerEvent, CorePlace, HostConfig,
+    HostError, IoQueueEvent, IoQueueSet, Transport,
 };
 use raceline_proto::nvme::NamespaceId;
 use raceline_reactor::core::{Backend, open_io};
-use raceline_reactor::{Accelerator, BufferPool, Context, Io, IoBuf, PoolConfig, Token, Wait};
+use raceline_reactor::{
+    Accelerator, BufferPool, Completion, Context, Io, IoBuf, Outcome, PoolConfig, Token, Wait,
+};
 
 use super::{BLOCK, Script, Target};
 
@@ -18,32 +20,74 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Buffers for commands.
 pub const BUFFERS: usize = 130;
 const BUFFER_BYTES: usize = 128 << 10;
-/// Buffers for receiving beside payloads: of two connections.
+/// Buffers for receiving beside payloads: one for each connection.
 const STAGING_BUFFERS: usize = 2;
+/// The controller's connections; those of I/O queues come behind them.
+const FIRST: Token = Token { owner: 1, generation: 0, index: 0 };
+const IO: Token = Token { index: 2, ..FIRST };
 
-/// A controller and one I/O queue.
+/// A controller and its I/O queues.
 pub struct Core {
     pub target: Option<Target>,
     pub io: Box<dyn Io>,
     pub pool: BufferPool,
     pub controller: Controller,
     pub queues: IoQueueSet,
+    /// Buffers of the pool.
+    all: usize,
     pub done: Vec<CommandDone>,
+    pub events: Vec<ControllerEvent>,
+    /// Why I/O queues were lost.
+    pub lost: Vec<HostError>,
+    /// What has come in a turn that was only for sends.
+    kept: Vec<Completion>,
+    /// The first index of a token under which an answer for an I/O queue may come.
+    first_answer: u32,
 }
 
 impl Core {
-    /// Connected.
+    /// With one I/O queue, connected.
     pub fn new(config: HostConfig, accelerator: Accelerator, target: Option<Target>) -> Self {
+        let queues = IoQueueSet::new(&config, 1..=1, IO);
+        Self::with_queues(config, accelerator, target, (queues, STAGING_BUFFERS))
+    }
+
+    /// With all I/O queues of the configuration, connected to a target that is elsewhere.
+    pub fn mapped(config: HostConfig) -> Self {
+        let queues = IoQueueSet::mapped(&config, CorePlace::ALONE, IO);
+        let staging = 1 + usize::from(config.queue_request().total());
+        Self::with_queues(config, Accelerator::default(), None, (queues, staging))
+    }
+
+    fn with_queues(
+        config: HostConfig,
+        accelerator: Accelerator,
+        target: Option<Target>,
+        (queues, staging): (IoQueueSet, usize),
+    ) -> Self {
         let (mut io, _) = open_io(Backend::Auto).unwrap();
         *io.accelerator() = accelerator;
-        let classes = [(BUFFER_BYTES, BUFFERS + STAGING_BUFFERS)];
+        let all = BUFFERS + staging;
+        let classes = [(BUFFER_BYTES, all)];
         let pool = BufferPool::new(&PoolConfig::new(&classes)).unwrap();
-        let token = Token { owner: 1, generation: 0, index: 0 };
-        let queues = IoQueueSet::new(&config, 1..=1, Token { index: 2, ..token });
         let now = io.now();
         let mut cx = Context { io: &mut *io, pool: &pool, now };
-        let controller = Controller::connect(&mut cx, config, token);
-        let mut core = Self { target, io, pool, controller, queues, done: Vec::new() };
+        // The queues of one core share what tells them of news.
+        let first_answer = if config.transport == Transport::Rdma { FIRST } else { IO };
+        let controller = Controller::connect(&mut cx, config, FIRST);
+        let mut core = Self {
+            target,
+            io,
+            pool,
+            controller,
+            queues,
+            all,
+            done: Vec::new(),
+            events: Vec::new(),
+            lost: Vec::new(),
+            kept: Vec::new(),
+            first_answer: first_answer.index,
+        };
         core.until("ready", |core| core.queues.is_ready());
         core
     }
@@ -57,17 +101,65 @@ impl Core {
         if let Some(target) = &mut self.target {
             target.turn(Wait::No);
         }
+        let mut completions = std::mem::take(&mut self.kept);
+        self.io.poll(Wait::No, &mut completions).unwrap();
+        completions.into_iter().for_each(|completion| self.handle(completion));
+        self.follow();
+    }
+
+    /// Sends go on, and nothing that comes from the target is looked at until the next turn.
+    pub fn turn_of_sends(&mut self) {
         let mut completions = Vec::new();
         self.io.poll(Wait::No, &mut completions).unwrap();
-        let now = self.io.now();
-        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
         for completion in completions {
-            if completion.token.index < 2 {
-                self.controller.handle_completion(&mut cx, completion);
-            } else {
-                self.queues.handle_completion(&mut cx, completion);
+            match completion.outcome {
+                Outcome::Sent(..) => self.handle(completion),
+                _ => self.kept.push(completion),
             }
         }
+        self.follow();
+    }
+
+    /// Until something has come for an I/O queue, which is not looked at: its sends are over by then.
+    #[track_caller]
+    pub fn until_answered(&mut self) {
+        let start = Instant::now();
+        let first = self.first_answer;
+        let is_answer = |completion: &Completion| {
+            completion.token.index >= first && matches!(completion.outcome, Outcome::Received(..))
+        };
+        while !self.kept.iter().any(is_answer) {
+            assert!(start.elapsed() < LIMIT, "nothing has come");
+            self.turn_of_sends();
+            std::thread::yield_now();
+        }
+    }
+
+    fn handle(&mut self, completion: Completion) {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
+        if completion.token.index < IO.index {
+            self.controller.handle_completion(&mut cx, completion);
+        } else {
+            self.queues.handle_completion(&mut cx, completion);
+        }
+    }
+
+    /// Something for the controller or the queues, then everything that follows at once.
+    pub fn with<R>(
+        &mut self,
+        act: impl FnOnce(&mut Controller, &mut IoQueueSet, &mut Context<'_>) -> R,
+    ) -> R {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
+        let result = act(&mut self.controller, &mut self.queues, &mut cx);
+        self.follow();
+        result
+    }
+
+    fn follow(&mut self) {
+        let now = self.io.now();
+        let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
         while let Some(event) = self.controller.poll_event() {
             match &event {
                 ControllerEvent::Up(association) => self.queues.handle_up(&mut cx, association),
@@ -75,10 +167,12 @@ impl Core {
                 ControllerEvent::Failed(_) => self.queues.close(&mut cx),
                 _ => {}
             }
+            self.events.push(event);
         }
         while let Some(event) = self.queues.poll_event() {
-            if let IoQueueEvent::Lost { cntlid, error, .. } = &event {
-                self.controller.queue_lost(&mut cx, *cntlid, error.clone());
+            if let IoQueueEvent::Lost { cntlid, error, .. } = event {
+                self.controller.queue_lost(&mut cx, cntlid, error.clone());
+                self.lost.push(error);
             }
         }
         while let Some((_, done)) = self.queues.poll_done() {
@@ -98,13 +192,14 @@ impl Core {
         }
     }
 
-    fn submit(&mut self, command: Command, user: u64) {
+    /// Takes a command, which leaves with the next turn.
+    pub fn submit(&mut self, command: Command, user: u64) {
         let now = self.io.now();
         let mut cx = Context { io: &mut *self.io, pool: &self.pool, now };
         self.queues.submit(&mut cx, 0, command, user).unwrap();
     }
 
-    fn buffer(&self, len: usize) -> IoBuf {
+    pub fn buffer(&self, len: usize) -> IoBuf {
         let mut buf = self.pool.take(len).expect("as many buffers as commands");
         buf.set_len(len);
         buf
@@ -139,7 +234,6 @@ impl Core {
         self.controller.disconnect(&mut cx);
         self.until("closed", |core| core.queues.is_closed() && core.controller.is_finished());
         self.done.clear();
-        let all = BUFFERS + STAGING_BUFFERS;
-        self.until("all buffers", |core| core.pool.available_total() == all);
+        self.until("all buffers", |core| core.pool.available_total() == core.all);
     }
 }

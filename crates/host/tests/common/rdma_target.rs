@@ -16,19 +16,22 @@ use raceline_proto::nvme::identify::CMIC_MULTI_CONTROLLER;
 use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::property::{CAP, CC, CSTS, Capabilities, VS};
 use raceline_proto::nvme::rw::BlockRange;
-use raceline_proto::nvme::{Cqe, Direction, Sqe, Status};
+use raceline_proto::nvme::{CommandId, Cqe, Direction, Sqe, Status};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, ProviderError, Region};
+use raceline_rdma::verbs::{
+    Access, ConnectionId, Operation, Provider, ProviderError, Region, SendWork,
+};
 use raceline_rdma::{
     CommandToken, PortConfig, TargetEvent, TargetPort, TargetPortEvent, WaitingDevice,
 };
+use zerocopy::IntoBytes;
 
 pub const BLOCK: usize = 512;
 pub const BLOCKS: usize = 4096;
 const IN_CAPSULE: u32 = 4096;
 
-/// Each queue of a host gets a new device of the network.
+/// Each core of a host gets a new device of the network for each target.
 #[derive(Debug)]
 pub struct Devices(pub Network);
 
@@ -43,6 +46,33 @@ impl RdmaDevices for Devices {
     }
 }
 
+/// Something that a host waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Connect,
+    PropertySet,
+    PropertyGet,
+    Identify,
+    SetFeatures,
+    IoConnect,
+    Io,
+}
+
+/// How a command is answered wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// Not at all.
+    Silence,
+    /// By a message of so many bytes.
+    Len(u8),
+    /// By a response to a command that was not sent.
+    UnknownCommand,
+    /// Twice.
+    Twice,
+    /// By a response that invalidates a key of the host.
+    Key,
+}
+
 /// What a test sees of the target and says to it.
 #[derive(Debug, Default)]
 pub struct Shared {
@@ -53,6 +83,8 @@ pub struct Shared {
     pub is_away: AtomicBool,
     /// Identify of the namespace and its descriptors, for a namespace that other controllers have, too.
     pub namespace: Mutex<Option<[Vec<u8>; 2]>>,
+    /// What becomes of the next command of a kind.
+    pub wrong: Mutex<Option<(Step, Wrong)>>,
     pub seen: Mutex<Seen>,
 }
 
@@ -119,6 +151,8 @@ struct Target {
     storage: Vec<u8>,
     buffers: BTreeMap<u32, Region>,
     next_buffer: u32,
+    /// Buffers of messages that no queue knows of.
+    raw: Vec<u32>,
     cc: u32,
     cntlid: u16,
 }
@@ -145,6 +179,7 @@ impl Target {
             storage: vec![0; BLOCK * BLOCKS],
             buffers: BTreeMap::new(),
             next_buffer: 1,
+            raw: Vec::new(),
             cc: 0,
             cntlid: 0,
         }
@@ -177,6 +212,7 @@ impl Target {
             }
         }
         assert_eq!(self.network.leftovers().1, 0, "connections");
+        std::mem::take(&mut self.raw).into_iter().for_each(|buffer| self.free(buffer));
         // Shared receives are kept for the next queues.
         self.port.end();
     }
@@ -192,7 +228,7 @@ impl Target {
             TargetPortEvent::Closed => {
                 self.queues.remove(&id);
             }
-            TargetPortEvent::Refused { .. } => {}
+            TargetPortEvent::Refused { .. } | TargetPortEvent::Asked(_) => {}
             TargetPortEvent::Queue(event) => self.handle_queue(id, event),
         }
         self.shared.seen.lock().unwrap().connections = self.port.connections();
@@ -255,6 +291,11 @@ impl Target {
             Ok(data) => data,
             Err(status) => return self.respond(id, token, sqe, status, 0),
         };
+        let step = step(self.queues[&id].qid, sqe);
+        let wrong = self.shared.wrong.lock().unwrap().take_if(|(at, _)| Some(*at) == step);
+        if let Some((_, wrong)) = wrong {
+            return self.answer_wrongly(id, token, sqe, wrong);
+        }
         let in_capsule = matches!(data, HostData::InCapsule { .. });
         let queue = self.queues.get_mut(&id).unwrap();
         if queue.qid.is_some_and(|qid| qid > 0) {
@@ -279,6 +320,31 @@ impl Target {
             return self.port.queue(id).unwrap().read_host_data(token, place);
         }
         self.execute(id, token, sqe, &[]);
+    }
+
+    fn answer_wrongly(&mut self, id: ConnectionId, token: CommandToken, sqe: &Sqe, wrong: Wrong) {
+        self.queues.get_mut(&id).unwrap().held.push(token);
+        let mut cqe = Cqe { cid: sqe.command_id(), ..Cqe::default() };
+        let (mut len, mut times, mut invalidate) = (16, 1, None);
+        match wrong {
+            Wrong::Silence => return,
+            Wrong::Len(bytes) => len = usize::from(bytes),
+            Wrong::UnknownCommand => cqe.cid = CommandId(cqe.cid.0 ^ 0x55),
+            Wrong::Twice => times = 2,
+            Wrong::Key => invalidate = Some(sqe.sgl1.as_bytes()[11].into()),
+        }
+        let (buffer, region) = self.allocate(64);
+        self.raw.push(buffer);
+        self.port.provider().write(&region, 0, &cqe.to_bytes());
+        let local = region.slice(0, u32::try_from(len).unwrap());
+        let operation = Operation::Send { invalidate };
+        for number in 0..times {
+            // Numbers that the queue has not given.
+            let id_of_work = (1 << 40) + number;
+            let work =
+                SendWork { id: id_of_work, operation, local, signalled: true, inline: false };
+            self.port.provider().post_raw(id, work).unwrap();
+        }
     }
 
     fn respond(
@@ -423,6 +489,20 @@ impl Target {
             }
             other => panic!("I/O command {other:x}h"),
         }
+    }
+}
+
+/// What a command is for a host.
+fn step(qid: Option<u16>, sqe: &Sqe) -> Option<Step> {
+    match (qid, sqe.opc, sqe.fctype()) {
+        (None, ..) if ConnectWords::parse(sqe).qid.is_admin() => Some(Step::Connect),
+        (None, ..) => Some(Step::IoConnect),
+        (Some(0), fabrics::OPCODE, fabrics::PROPERTY_SET) => Some(Step::PropertySet),
+        (Some(0), fabrics::OPCODE, _) => Some(Step::PropertyGet),
+        (Some(0), admin::IDENTIFY, _) => Some(Step::Identify),
+        (Some(0), admin::SET_FEATURES, _) => Some(Step::SetFeatures),
+        (Some(0), ..) => None,
+        (Some(_), ..) => Some(Step::Io),
     }
 }
 

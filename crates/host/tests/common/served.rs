@@ -9,10 +9,11 @@
 )]
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use raceline_bdev::{Identity, SharedBdev};
-use raceline_host::{BackoffConfig, HostConfig};
+use raceline_host::{BackoffConfig, HostConfig, PathAddress, Transport};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::Mode;
 use raceline_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
@@ -21,17 +22,40 @@ pub const NQN: &str = "nqn.2026-01.io.raceline:served";
 pub const NS: NamespaceId = NamespaceId(1);
 pub const BLOCK: usize = 512;
 
+pub const HAS_DIGESTS: bool = true;
+
+/// What has no meaning over RDMA: the bytes and the sockets of a connection.
+#[allow(unused_macros, reason = "not every test uses all")]
+macro_rules! tcp_only {
+    ($($item:item)*) => { $($item)* };
+}
+
 pub fn nqn() -> Nqn {
     Nqn::new(NQN).unwrap()
 }
 
+/// An address of the caller's own: nobody else takes its port while nobody listens there.
 pub fn any_port() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count > 0, "a process has 255 of them");
+    SocketAddr::from(([127, count, high, low.max(1)], 0))
 }
 
 /// 16 MiB of memory in blocks of [`BLOCK`]; always the same namespace.
 pub fn memory() -> SharedBdev {
     raceline_bdev::open(&"ram:16M".parse().unwrap(), &Identity::from_seed(b"served")).unwrap()
+}
+
+pub fn listen(target: &Target, address: SocketAddr) -> SocketAddr {
+    Target::listen_after_restart(|| target.add_listener(address)).unwrap()
+}
+
+/// Another path to the same.
+pub fn second_path(target: &Target) -> PathAddress {
+    let address = listen(target, any_port());
+    PathAddress { address, source: None, transport: Transport::Tcp }
 }
 
 /// New memory at this address.
@@ -41,7 +65,7 @@ pub fn serve(address: SocketAddr) -> (Target, SocketAddr) {
 
 pub fn serve_device(address: SocketAddr, device: SharedBdev) -> (Target, SocketAddr) {
     let target = serve_with(small(), device);
-    let address = target.add_listener(address).unwrap();
+    let address = listen(&target, address);
     (target, address)
 }
 

@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 
-use raceline_bdev::{FIRST_BORDER, IoTotals, LATENCY_BUCKETS, Latencies, OpKind, UNITS_PER_SECOND};
+use raceline_bdev::{IoTotals, Latencies, OpKind};
 use raceline_control::manager::Model;
 use raceline_target::QosLimits;
 
-use super::LeftOut;
-use super::protobuf::Native;
 use super::text::{Kind, Labels, Text, Value};
-
-/// The powers of two of units that end a classic bucket: 7.6 us to 1 s.
-const BORDERS: [u32; 13] = [13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 30];
+use super::{LeftOut, latencies};
 
 /// One device.
 pub(super) struct Row {
@@ -96,40 +92,9 @@ pub(super) fn write(text: &mut Text, rows: &[Row]) {
 }
 
 fn latencies(text: &mut Text, rows: &[Row]) {
-    let borders = BORDERS.map(seconds);
     let help = "How long requests took, by the clock of the core's turns.";
     let mut metric = text.metric("bdev_duration_seconds", Kind::Histogram, help);
-    for row in rows {
-        for (operation, latencies) in ["read", "write"].iter().zip(&row.latencies) {
-            let counts = regrouped(&latencies.buckets);
-            // Devices that have done nothing have no series.
-            if counts.iter().any(|count| *count > 0) {
-                let labels = row.labels.and(&[("operation", operation)]);
-                let native = Native {
-                    threshold: seconds(FIRST_BORDER),
-                    below: latencies.buckets[0],
-                    first: FIRST_BORDER.cast_signed() + 1 - UNITS_PER_SECOND.cast_signed(),
-                    counts: &latencies.buckets[1..],
-                };
-                metric.histogram(&labels, (&borders, &counts), latencies.sum_ns, Some(native));
-            }
-        }
-    }
-}
-
-/// The border that is this power of two of units.
-fn seconds(power: u32) -> f64 {
-    2_f64.powi(power.cast_signed() - UNITS_PER_SECOND.cast_signed())
-}
-
-/// The counts between the borders, and that above the last one.
-fn regrouped(buckets: &[u64; LATENCY_BUCKETS]) -> [u64; BORDERS.len() + 1] {
-    let mut counts = [0; BORDERS.len() + 1];
-    for (power, count) in (FIRST_BORDER..).zip(buckets) {
-        let at = BORDERS.iter().position(|border| power <= *border).unwrap_or(BORDERS.len());
-        counts[at] += count;
-    }
-    counts
+    rows.iter().for_each(|row| latencies::write(&mut metric, &row.labels, &row.latencies));
 }
 
 fn limits(text: &mut Text, rows: &[Row]) {
@@ -158,20 +123,5 @@ pub(super) fn write_limits(
                 metric.sample(&labels.and(&[("direction", direction)]), limit);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buckets_between_two_borders_are_added() {
-        let mut buckets = [0; LATENCY_BUCKETS];
-        (buckets[0], buckets[7], buckets[8], buckets[9], buckets[17], buckets[18]) =
-            (1, 2, 4, 8, 16, 32);
-        let mut expected = [0; 14];
-        (expected[0], expected[7], expected[8], expected[12], expected[13]) = (1, 2, 12, 16, 32);
-        assert_eq!(regrouped(&buckets), expected);
     }
 }

@@ -1,9 +1,12 @@
-//! The process, its start, its HTTP server, and its accelerators.
+//! The process, its start, what it may run out of, its HTTP server, and its accelerators.
 
 use std::fs;
 use std::time::SystemTime;
 
+use raceline_control::logging;
 use raceline_control::manager::{Manager, Phase};
+use raceline_reactor::room::{self, Lack};
+use rustix::process::{Resource, getrlimit};
 
 use super::text::{Labels, Text, Value};
 use crate::server::Counts;
@@ -45,8 +48,56 @@ pub(super) fn write(text: &mut Text, manager: &Manager, counts: &Counts) {
             [(none(), bytes.into())],
         );
     }
+    exhaustion(text, manager);
     http(text, counts);
     accelerators(text, manager);
+}
+
+/// What the process may run out of, and what it does then.
+fn exhaustion(text: &mut Text, manager: &Manager) {
+    let one = |value: Option<u64>| value.map(|value| (Labels::default(), Value::Count(value)));
+    text.gauge("process_open_fds", "File descriptors that are open.", one(open_descriptors()));
+    let most = getrlimit(Resource::Nofile).current;
+    text.gauge("process_max_fds", "File descriptors that may be open.", one(most));
+    let memory = room::limited_memory();
+    text.gauge(
+        "memory_limit_bytes",
+        "The limit of memory of which least is left.",
+        one(memory.map(|(_, limit)| limit)),
+    );
+    text.gauge(
+        "memory_limit_used_bytes",
+        "What is in use of that limit.",
+        one(memory.map(|(used, _)| used)),
+    );
+    let lack = room::lack();
+    let waits = [("descriptors", Lack::Descriptors), ("memory", Lack::Memory)]
+        .map(|(name, kind)| (Labels::new(&[("reason", name)]), Value::from(lack == Some(kind))));
+    text.gauge("accept_paused", "Whether new connections wait, by what is lacking.", waits);
+    let writable = manager.config().journal.is_writable();
+    text.gauge(
+        "state_writable",
+        "Whether the last change could be written to the state directory.",
+        one(writable.map(u64::from)),
+    );
+    let lost = logging::lost_messages();
+    text.counter(
+        "log_messages_lost",
+        "Messages of the log that were not taken, or not in time.",
+        one(Some(lost)),
+    );
+}
+
+/// How many descriptors are open. Linux 6.2 and newer have the number as a size.
+fn open_descriptors() -> Option<u64> {
+    const OPEN: &str = "/proc/self/fd";
+    let size = fs::metadata(OPEN).ok()?.len();
+    if size > 0 {
+        return Some(size);
+    }
+    // The folder itself is open meanwhile.
+    let open = fs::read_dir(OPEN).ok()?.count() as u64;
+    Some(open.saturating_sub(1))
 }
 
 /// Time in user space and in the kernel (proc_pid_stat(5)).

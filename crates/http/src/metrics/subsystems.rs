@@ -1,7 +1,6 @@
 //! Subsystems, namespaces and listeners.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use raceline_control::manager::Model;
 use raceline_control::manager::nvmf::{ListenAddress, PortLevel, Subsystem};
@@ -10,13 +9,13 @@ use raceline_target::{QosLimits, QueueTotals};
 use super::bdevs::write_limits;
 use super::cores::QueueCount;
 use super::text::{Kind, Labels, Text, Value};
-use super::{LeftOut, Running, transport};
+use super::{LeftOut, MAX_HISTOGRAMS, Running, latencies, listeners};
 
 /// What the model has.
 pub(super) struct Rows {
     subsystems: Vec<Row>,
     namespaces: Vec<Namespace>,
-    listeners: Vec<Listener>,
+    listeners: Vec<listeners::Row>,
     /// By a name that stands for hosts together.
     host_limits: Vec<(Labels, QosLimits)>,
 }
@@ -35,12 +34,6 @@ struct Row {
 struct Namespace {
     metadata: Labels,
     is_there: bool,
-}
-
-struct Listener {
-    labels: Labels,
-    address: Option<SocketAddr>,
-    is_rdma: bool,
 }
 
 pub(super) fn read(model: &Model, left_out: &mut LeftOut) -> Rows {
@@ -62,7 +55,9 @@ pub(super) fn read(model: &Model, left_out: &mut LeftOut) -> Rows {
             subsystems.push(row(labels, subsystem));
         }
         listeners.extend(
-            addresses.into_iter().map(|(address, level)| listener(&of_target, address, level)),
+            addresses
+                .into_iter()
+                .map(|(address, level)| listeners::row(&of_target, address, level)),
         );
         host_limits.extend(
             target
@@ -119,18 +114,6 @@ fn row(labels: Labels, subsystem: &Subsystem) -> Row {
     }
 }
 
-fn listener(of_target: &Labels, address: &ListenAddress, level: PortLevel) -> Listener {
-    let socket = address.socket().ok();
-    let shown = socket.map_or_else(String::new, |socket| socket.to_string());
-    let is_rdma = address.is_rdma();
-    let labels = of_target.and(&[
-        ("address", &shown),
-        ("security", &level.to_string()),
-        ("transport", transport(is_rdma)),
-    ]);
-    Listener { labels, address: socket, is_rdma }
-}
-
 pub(super) fn write(text: &mut Text, rows: &Rows, running: &[Running], left_out: &mut LeftOut) {
     let mut metric = text.metric("subsystem_metadata", Kind::Gauge, "A subsystem.");
     rows.subsystems.iter().for_each(|row| metric.sample(&row.metadata, 1_u64));
@@ -162,39 +145,24 @@ pub(super) fn write(text: &mut Text, rows: &Rows, running: &[Running], left_out:
     rows.namespaces
         .iter()
         .for_each(|namespace| metric.sample(&namespace.metadata, namespace.is_there));
-    listeners(text, &rows.listeners, running);
+    listeners::write(text, &rows.listeners, running);
     counts(text, running, left_out);
     reservations(text, running);
 }
 
-fn listeners(text: &mut Text, listeners: &[Listener], running: &[Running]) {
-    let mut queues: BTreeMap<(SocketAddr, bool), usize> = BTreeMap::new();
-    for running in running {
-        queues.extend(running.target.queues_by_address());
-    }
-    // A listener of all addresses is reached by each of them.
-    let of = |address: SocketAddr, is_rdma: bool| -> usize {
-        let any = address.ip().is_unspecified();
-        let reached = queues.iter().filter(|((local, by_rdma), _)| {
-            *by_rdma == is_rdma && (*local == address || (any && local.port() == address.port()))
-        });
-        reached.map(|(_, count)| count).sum()
-    };
-    let help = "Queues that have come by a listener.";
-    let mut metric = text.metric("listener_connections", Kind::Gauge, help);
-    for listener in listeners {
-        let queues = listener.address.map_or(0, |address| of(address, listener.is_rdma));
-        metric.sample(&listener.labels, queues);
-    }
-}
-
 /// What all hosts have done with a subsystem.
-const COUNTS: [QueueCount; 10] = [
+const COUNTS: [QueueCount; 12] = [
     ("subsystem_commands", "Commands of all hosts.", |t| t.commands.into()),
     ("subsystem_reads_completed", "Reads of all hosts.", |t| t.reads.into()),
     ("subsystem_writes_completed", "Writes of all hosts.", |t| t.writes.into()),
     ("subsystem_read_bytes", "Bytes that hosts have read.", |t| t.read_bytes.into()),
     ("subsystem_written_bytes", "Bytes that hosts have written.", |t| t.written_bytes.into()),
+    ("subsystem_read_seconds", "The sum of the times of all reads.", |t| {
+        Value::Nanoseconds(t.read_ns)
+    }),
+    ("subsystem_write_seconds", "The sum of the times of all writes.", |t| {
+        Value::Nanoseconds(t.write_ns)
+    }),
     ("subsystem_command_errors", "Commands that ended with an error.", |t| t.errors.into()),
     ("subsystem_media_errors", "Commands that ended with a media error.", |t| {
         t.media_errors.into()
@@ -218,6 +186,13 @@ fn counts(text: &mut Text, running: &[Running], left_out: &mut LeftOut) {
         let mut metric = text.metric(name, Kind::Counter, help);
         rows.iter().for_each(|(labels, totals)| metric.sample(labels, read(totals)));
     }
+    let help =
+        "How long commands of all hosts took in the target, by the clock of the core's turns.";
+    let mut metric = text.metric("subsystem_command_duration_seconds", Kind::Histogram, help);
+    for (labels, totals) in rows.iter().take(MAX_HISTOGRAMS) {
+        latencies::write(&mut metric, labels, &totals.latencies());
+    }
+    left_out.note("subsystem_histograms", rows.len(), MAX_HISTOGRAMS);
     let controllers = running
         .iter()
         .map(|running| (running.labels.clone(), running.target.stats().controllers.into()));

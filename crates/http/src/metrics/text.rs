@@ -98,6 +98,7 @@ const CEPH_NVMEOF: &[(&str, &str)] = &[
     ("subsystem_namespaces", "subsystem_namespace_count"),
     ("subsystem_namespace_metadata", "subsystem_namespace_metadata"),
     ("host_connection_state", "host_connection_state"),
+    ("host_keep_alive_timeout", "host_keepalive_timeout"),
 ];
 
 impl Names {

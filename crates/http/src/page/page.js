@@ -209,10 +209,14 @@ const io = [
 const idle = { iops: 0, read: 0, write: 0, average: null, errors: 0 };
 const deviceRates = (device) => (rates.devices && rates.devices.get(device)) || idle;
 const sizeOf = (device) => { const bdev = inventory.bdevs.get(device); return bdev ? bdev.num_blocks * bdev.block_size : 0; };
-const address = ({ traddr, trsvcid }) => traddr.includes(":") ? `[${traddr}]:${trsvcid}` : `${traddr}:${trsvcid}`;
+const scheme = ({ trtype }) => /rdma/i.test(trtype || "") ? "rdma://" : "";
+const address = (at) => scheme(at) + (at.traddr.includes(":") ? `[${at.traddr}]:${at.trsvcid}` : `${at.traddr}:${at.trsvcid}`);
 const average = number("Average", (row) => row.average ?? -1, (ns) => time(ns < 0 ? null : ns));
 const errors = number("Errors", (row) => row.errors);
-const limit = (row) => inventory.limits.get(row.device) || "";
+const LIMITS = [["rw_ios_per_sec", "IOPS"], ["rw_mbytes_per_sec", "MiB/s"], ["r_mbytes_per_sec", "Read MiB/s"], ["w_mbytes_per_sec", "Write MiB/s"]];
+const limitOf = (device, member) => (inventory.limits.get(device) || {})[member] || 0;
+const limit = ({ device }) => LIMITS.filter(([member]) => limitOf(device, member) > 0)
+  .map(([member, unit]) => `${limitOf(device, member)} ${unit.replace(/^(Read|Write)/, (word) => word.toLowerCase())}`).join(", ");
 
 const views = {
   namespaces: {
@@ -475,13 +479,11 @@ async function readInventory(event) {
     ["nvmf_get_subsystems"], ["bdev_get_bdevs"], ["bdev_nvme_get_controllers"], ["nvmf_get_qos_limits"],
   ]);
   if (subsystems.error || bdevs.error) throw new Error((subsystems.error || bdevs.error).message);
-  const about = (it) => [["rw_ios_per_sec", "IOPS"], ["rw_mbytes_per_sec", "MiB/s"], ["r_mbytes_per_sec", "read MiB/s"], ["w_mbytes_per_sec", "write MiB/s"]]
-    .filter(([member]) => it[member] > 0).map(([member, unit]) => `${it[member]} ${unit}`).join(", ");
   inventory = {
     subsystems: subsystems.result.filter((it) => it.subtype !== "Discovery"),
     bdevs: new Map(bdevs.result.map((it) => [it.name, it])),
     remote: remote.result || [],
-    limits: new Map((limits.result || []).filter((it) => it.type === "bdev").map((it) => [it.name, about(it)])),
+    limits: new Map((limits.result || []).filter((it) => it.type === "bdev").map((it) => [it.name, it])),
     at: Date.now(), event,
   };
 }
@@ -581,8 +583,11 @@ function removeDevice({ device, kind }) {
 
 function resize({ device, kind, bytes: now }) {
   const isNull = /null/i.test(kind);
-  ask(`Resize ${device}`, isNull ? [["size", "New size", size(now).replace(" ", ""), ""]] : [],
+  const before = size(now).replace(" ", "");
+  ask(`Resize ${device}`, isNull ? [["size", "New size", before, "of whole MiB"]] : [],
     async ({ size: wanted }) => {
+      // The size that is shown may be rounded.
+      if (wanted === before) return;
       if (isNull) return call("bdev_null_resize", { name: device, new_size: Math.ceil(bytes(wanted) / 1048576) });
       if (/uring/i.test(kind)) return call("bdev_uring_rescan", { name: device });
       if (/aio/i.test(kind)) return call("bdev_aio_rescan", { name: device });
@@ -590,16 +595,17 @@ function resize({ device, kind, bytes: now }) {
     }, isNull ? "Resize" : "Look at its file again");
 }
 
+// Only what was changed is sent: a limit that somebody else has changed meanwhile stays as it is.
 function throttle(device) {
-  ask(`Limit ${device}`, [["rw_ios_per_sec", "IOPS", "0", "0 is no limit"], ["rw_mbytes_per_sec", "MiB/s", "0", ""],
-    ["r_mbytes_per_sec", "Read MiB/s", "0", ""], ["w_mbytes_per_sec", "Write MiB/s", "0", ""]],
-  (values) => {
-    const limits = Object.entries(values).map(([limited, value]) => {
-      if (!/^\d+$/.test(value)) throw new Error(`${value || "nothing"} is no number`);
-      return [limited, Number(value)];
-    });
-    return call("bdev_set_qos_limit", { name: device, ...Object.fromEntries(limits) });
-  }, "Limit");
+  const before = Object.fromEntries(LIMITS.map(([member]) => [member, String(limitOf(device, member))]));
+  ask(`Limit ${device}`, LIMITS.map(([member, unit], at) => [member, unit, before[member], at === 0 ? "0 is no limit" : ""]),
+    async (values) => {
+      const changed = Object.entries(values).filter(([member, value]) => value !== before[member]);
+      const wrong = changed.find(([, value]) => !/^\d+$/.test(value));
+      if (wrong) throw new Error(`${wrong[1] || "nothing"} is no number`);
+      if (changed.length === 0) return;
+      await call("bdev_set_qos_limit", { name: device, ...Object.fromEntries(changed.map(([member, value]) => [member, Number(value)])) });
+    }, "Limit");
 }
 
 function addSubsystem() {
@@ -612,10 +618,10 @@ function removeSubsystem({ nqn }) {
 }
 
 function addListener({ nqn }) {
-  ask(`Listen for ${nqn}`, [["traddr", "Address", "127.0.0.1", ""], ["trsvcid", "Port", "4420", ""]], async ({ traddr, trsvcid }) => {
+  ask(`Listen for ${nqn}`, [["traddr", "Address", "127.0.0.1", ""], ["trsvcid", "Port", "4420", ""], ["trtype", "Transport", "TCP", ["TCP", "RDMA"]]], async ({ traddr, trsvcid, trtype }) => {
     const adrfam = traddr.includes(":") ? "IPv6" : "IPv4";
-    const [made] = await post([["nvmf_create_transport", { trtype: "TCP" }]]);
-    const listen_address = { trtype: "TCP", adrfam, traddr, trsvcid };
+    const [made] = await post([["nvmf_create_transport", { trtype }]]);
+    const listen_address = { trtype, adrfam, traddr, trsvcid };
     return call("nvmf_subsystem_add_listener", { nqn, listen_address }).catch((error) => {
       throw made.error && /transport/i.test(error.message) ? new Error(made.error.message) : error;
     });

@@ -5,15 +5,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use raceline_http::{MAX_CONNECTIONS, Parts};
+use raceline_http::{MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, Parts};
 use serde_json::json;
 
 use crate::support::{Client, LIMIT, Served, TOKEN};
 
+/// A server that closes slow clients, and leaves a busy machine time to send what is not slow.
 fn impatient() -> Served {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let parts = Parts { rpc: true, metrics: true, page: false };
-    Served::start_with(address, parts, |config| config.patience = Duration::from_millis(300))
+    Served::start_with(address, parts, |config| config.patience = Duration::from_secs(3))
 }
 
 #[test]
@@ -143,13 +144,24 @@ fn end_call(client: &mut Client) {
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     let served = Served::start();
-    let mut busy: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+    let is_refused = |mut client: Client| {
+        let refused = client.answer("GET");
+        assert_eq!((refused.status, refused.body.as_str()), (503, "Too many connections.\n"));
+    };
+    let share = 0..MAX_CONNECTIONS_OF_ADDRESS;
+    let mut busy: Vec<Client> = share.clone().map(|_| served.connect()).collect();
     busy.iter_mut().for_each(begin_call);
-    let mut one_more = served.connect();
-    let refused = one_more.answer("GET");
-    assert_eq!((refused.status, refused.body.as_str()), (503, "Too many connections.\n"));
+    is_refused(served.connect());
+    // Another address has the rest.
+    let others = share.map(|_| served.connect_from([127, 0, 0, 2]));
+    let mut others: Vec<Client> = others.collect();
+    others.iter_mut().for_each(begin_call);
+    is_refused(served.connect_from([127, 0, 0, 3]));
+    others.iter_mut().for_each(end_call);
+    // They are idle now, and give way to whoever has no share yet.
+    is_refused(served.connect());
+    assert!(served.connect_from([127, 0, 0, 3]).is_served());
     busy.iter_mut().for_each(end_call);
-    // They are idle now.
     assert!(served.connect().is_served());
 }
 
@@ -163,7 +175,7 @@ fn the_longest_idle_connection_gives_way() {
     let mut clients = Vec::new();
     // Each asks once and stays: three times as many as there are places.
     for number in 0..3 * MAX_CONNECTIONS {
-        let mut client = served.connect();
+        let mut client = served.connect_from([127, 0, 0, u8::try_from(1 + number % 3).unwrap()]);
         assert!(client.is_served(), "{number}");
         clients.push(client);
     }
@@ -189,7 +201,9 @@ fn clients_that_are_gone_hold_up_nobody() {
     let served = Served::start();
     let wait = |id, ms| json!({ "method": "bdev_get_bdevs", "id": id, "params": { "name": "none", "timeout": ms } });
     let batch = json!([wait(1, 600_000), wait(2, 600_000)]).to_string();
-    let mut clients: Vec<Client> = (0..MAX_CONNECTIONS).map(|_| served.connect()).collect();
+    let all = (0..MAX_CONNECTIONS)
+        .map(|number| served.connect_from([127, 0, 0, 2 + u8::from(number % 2 == 0)]));
+    let mut clients: Vec<Client> = all.collect();
     clients.iter_mut().for_each(|client| client.send("POST", "/rpc", &[], &batch));
     // All of them wait by now, as a rule.
     std::thread::sleep(Duration::from_millis(250));

@@ -1,7 +1,7 @@
 //! A real Prometheus and its tool: they take what is served and what is packaged.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,6 +15,9 @@ use crate::metrics::{RULES, expressions};
 use crate::support::{LIMIT, Served};
 
 const TOOL: &str = "promtool";
+/// Tests of the alerts, for promtool.
+const RULE_TESTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/prometheus/raceline.rules.test.yml");
 const SERVER: &str = "prometheus";
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
 
@@ -53,6 +56,27 @@ fn promtool_finds_no_fault() {
     tool(&["check", "rules", RULES], "");
 }
 
+/// The packaged tests of the alerts have each of them fire, and not fire.
+#[test]
+fn every_alert_fires_and_does_not() {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    let (rules, tests) = (read(RULES), read(RULE_TESTS));
+    let alerts: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 25, "{alerts:?}");
+    for alert in alerts {
+        for what in ["fires", "does not fire"] {
+            assert!(
+                tests.contains(&format!("- name: {alert} {what}\n")),
+                "{alert} {what}: no test"
+            );
+        }
+    }
+    if is_there(TOOL) {
+        tool(&["test", "rules", RULE_TESTS], "");
+    }
+}
+
 /// A process that ends with its test.
 struct Ends(Child);
 
@@ -64,8 +88,8 @@ impl Drop for Ends {
 }
 
 /// What Prometheus answers; `None` while it does not.
-fn ask(port: u16, path: &str) -> Option<Value> {
-    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+fn ask(address: SocketAddr, path: &str) -> Option<Value> {
+    let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
     let mut text = String::new();
@@ -73,9 +97,9 @@ fn ask(port: u16, path: &str) -> Option<Value> {
     serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
 }
 
-fn query(port: u16, expression: &str) -> Option<Value> {
+fn query(address: SocketAddr, expression: &str) -> Option<Value> {
     let encoded: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
-    ask(port, &format!("/api/v1/query?query={encoded}"))
+    ask(address, &format!("/api/v1/query?query={encoded}"))
 }
 
 /// Waits for something that Prometheus says.
@@ -90,7 +114,7 @@ fn wait<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn start(served: &Served, folder: &Path, more: &[&str]) -> (Ends, u16) {
+fn start(served: &Served, folder: &Path, more: &[&str]) -> (Ends, SocketAddr) {
     let config = format!(
         "global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}\n\
          rule_files: [ \"{RULES}\" ]\n\
@@ -101,19 +125,21 @@ fn start(served: &Served, folder: &Path, more: &[&str]) -> (Ends, u16) {
     );
     let file = folder.join("prometheus.yml");
     std::fs::write(&file, config).unwrap();
-    // The number of a port that is free now.
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    // The number of a port that is free now, at an address that nobody else uses.
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let own = Ipv4Addr::new(127, 98, high, low.max(1));
+    let address = TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
     let log = std::fs::File::create(folder.join("log")).unwrap();
     let child = Command::new(SERVER)
         .arg(format!("--config.file={}", file.display()))
         .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
-        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .arg(format!("--web.listen-address={address}"))
         .args(more)
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
         .unwrap();
-    (Ends(child), port)
+    (Ends(child), address)
 }
 
 #[test]
@@ -124,23 +150,23 @@ fn a_prometheus_scrapes_and_evaluates() {
     let served = Served::start();
     served.export("nqn.2016-06.io.spdk:cnode1");
     let folder = tempfile::tempdir().unwrap();
-    let (_running, port) = start(&served, folder.path(), &[]);
+    let (_running, address) = start(&served, folder.path(), &[]);
     let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
     for (job, metric) in [("raceline", "raceline_ready"), ("ceph", "ceph_nvmeof_gateway_info")] {
         wait(&format!("job {job} is not up: {}", log()), || {
-            let up = query(port, &format!("up{{job=\"{job}\"}} == 1 and on () {metric} == 1"))?;
+            let up = query(address, &format!("up{{job=\"{job}\"}} == 1 and on () {metric} == 1"))?;
             up["data"]["result"].as_array()?.first().cloned()
         });
     }
     // What it has taken is what was served, in the form that it prefers.
-    let scraped = query(port, "raceline_bdev_capacity_bytes{bdev_name=\"M0\"}").unwrap();
+    let scraped = query(address, "raceline_bdev_capacity_bytes{bdev_name=\"M0\"}").unwrap();
     assert_eq!(scraped["data"]["result"][0]["value"][1], "1048576", "{scraped}");
     for expression in expressions() {
-        let answer = query(port, &expression).unwrap();
+        let answer = query(address, &expression).unwrap();
         assert_eq!(answer["status"], "success", "{expression}: {answer}");
     }
     let rules = wait("the rules are not evaluated", || {
-        let rules = ask(port, "/api/v1/rules")?;
+        let rules = ask(address, "/api/v1/rules")?;
         let all = rules["data"]["groups"][0]["rules"].as_array()?.clone();
         all.iter().all(|rule| rule["health"] == "ok").then_some(all)
     });
@@ -185,10 +211,10 @@ fn native_histograms_are_stored() {
     read_slowly(&served, 8);
     let folder = tempfile::tempdir().unwrap();
     let native = ["--enable-feature=native-histograms"];
-    let (_running, port) = start(&served, folder.path(), &native);
+    let (_running, address) = start(&served, folder.path(), &native);
     let series = "raceline_bdev_duration_seconds{bdev_name=\"D0\",operation=\"read\"}";
     let value = |expression: &str| {
-        let answer = query(port, expression)?;
+        let answer = query(address, expression)?;
         answer["data"]["result"][0]["value"][1].as_str()?.parse::<f64>().ok()
     };
     let log = || std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
@@ -213,7 +239,7 @@ fn native_histograms_are_stored() {
         assert_eq!(got, expected, "{expression}");
     }
     for expression in expressions() {
-        let answer = query(port, &expression).unwrap();
+        let answer = query(address, &expression).unwrap();
         assert_eq!(answer["status"], "success", "{expression}: {answer}");
     }
 }

@@ -9,6 +9,7 @@ use raceline_control::manager::{Manager, ManagerConfig};
 use raceline_control::method::Registry;
 use raceline_http::{HttpConfig, HttpServer, Listener, Page, Parts, Token};
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 /// How long a test waits for an answer before it fails.
@@ -70,6 +71,16 @@ impl Served {
 
     pub(crate) fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Client { stream, rest: Vec::new() }
+    }
+
+    /// A connection from another address of loopback.
+    pub(crate) fn connect_from(&self, source: [u8; 4]) -> Client {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+        socket.connect(&self.address.into()).unwrap();
+        let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         Client { stream, rest: Vec::new() }
     }

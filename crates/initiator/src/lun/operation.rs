@@ -120,6 +120,8 @@ impl Operation {
                 (Kind::Unmap, offset, len, Memory::None, false)
             }
             Op::Deallocate { .. }
+            | Op::ReadPages { .. }
+            | Op::WritePages { .. }
             | Op::Copy { .. }
             | Op::Find { .. }
             | Op::WriteUncorrectable { .. } => return Err((BdevError::NotSupported, Memory::None)),

@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
@@ -69,8 +70,17 @@ pub fn serve_at(address: SocketAddr, devices: Vec<SharedBdev>) -> (Target, Socke
     (target, portals[0])
 }
 
+/// An address of the caller's own: nobody else takes its port while nobody listens there.
+pub fn own_address() -> SocketAddr {
+    static COUNT: AtomicU8 = AtomicU8::new(1);
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count > 0, "a process has 255 of them");
+    SocketAddr::from(([127, count, high, low.max(1)], 0))
+}
+
 pub fn serve(devices: Vec<SharedBdev>) -> (Target, SocketAddr) {
-    serve_at("127.0.0.1:0".parse().unwrap(), devices)
+    serve_at(own_address(), devices)
 }
 
 /// Bytes that a seed makes.

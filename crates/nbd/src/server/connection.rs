@@ -1,21 +1,28 @@
 //! A connection: what it receives, which requests it has, and what it answers.
 
+mod order;
+
 use std::fmt::Display;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use raceline_bdev::{DiskCounters, OpKind};
 use raceline_reactor::flow::class::Traffic;
 use raceline_reactor::flow::{Departure, SocketClass};
 use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, Payload, SendBatch, StreamProvider, Token};
 
+use self::order::Order;
 use super::ServerTls;
 use super::budget::{Budget, Held};
 use super::core::Devices;
 use super::listen::Place;
+use super::order::Behind;
+use super::pace::{Needed, Pace};
 use crate::protocol::wire::{REQUEST_LEN, command};
 use crate::protocol::{
     Agreement, ExportFacts, MAX_HEADER_LEN, Negotiation, Plan, Progress, Refusal, Refused, Request,
@@ -34,11 +41,9 @@ const SHARE_BYTES: usize = 256 << 10;
 /// How long a client may negotiate.
 const NEGOTIATION_TIME: Duration = Duration::from_secs(10);
 
-/// How long the payload of a write may take, and a send. What they hold is missing elsewhere.
-const DATA_TIME: Duration = Duration::from_secs(60);
-
-/// How long the first change waits for what earlier connections have at the device.
-const ORDER_TIME: Duration = Duration::from_secs(600);
+/// Most bytes of replies that lie in memory of the device: they cost no memory here, but a client may take for as long as
+/// its pace lets it. One request may always have its reply.
+const LIGHT_BYTES: usize = 32 << 20;
 
 /// How long what has come may take when the server ends.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -58,6 +63,8 @@ pub(super) struct Running {
     pub(super) plan: Plan,
     /// Bytes of the budget that its data hold.
     pub(super) held: usize,
+    /// Bytes of its reply that lie in memory of the device.
+    light: usize,
     pub(super) step: Step,
     /// Its age among the changes of the export, while it is one of them.
     pub(super) age: Option<u64>,
@@ -88,17 +95,6 @@ struct Incoming {
 pub(super) struct Owed {
     slot: u16,
     held: usize,
-}
-
-/// Whether the first change may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    /// It has not come.
-    Open,
-    /// It waits for what earlier connections have at the device.
-    Waits,
-    /// Nothing is in its way.
-    Settled,
 }
 
 enum Phase {
@@ -133,13 +129,15 @@ pub(super) struct Connection {
     incoming: Option<Incoming>,
     /// Bytes to throw away before the reply to the request they belong to.
     skip: Option<(u32, Request, Refusal)>,
-    /// The next request, which waits for a place or for memory.
+    /// The next request, which waits for a place or for memory; for memory that connections share.
     waiting: Option<Request>,
+    wants_memory: bool,
     running: Vec<Option<Running>>,
     free: Vec<u16>,
     /// Requests at the device.
     pub(super) in_flight: usize,
     held: Held,
+    light: usize,
     filling: Box<SendBatch>,
     fills: Vec<Owed>,
     /// The other batch; `None` while it is being sent.
@@ -148,24 +146,38 @@ pub(super) struct Connection {
     ending: Ending,
     order: Order,
     order_until: Option<Instant>,
+    /// Other connections, which wait until what has come for this one has begun.
+    behind: Behind,
+    /// Nothing of it waited when it was last looked at.
+    has_gone_on: bool,
+    /// All bytes that have come, and those that had when it was last looked at.
+    came: u64,
+    came_before: u64,
     negotiate_until: Option<Instant>,
-    receive_until: Option<Instant>,
-    send_until: Option<Instant>,
+    /// The payload of a write, and the replies that are being sent.
+    receives: Pace,
+    sends_on: Pace,
+    needed: Needed,
+    /// Bytes of payloads that have come, and of replies that have gone.
+    received: u64,
+    sent: Arc<AtomicU64>,
     drain_until: Option<Instant>,
     place: Place,
+    /// Where its core counts.
+    pub(super) counters: Arc<DiskCounters>,
 }
 
 impl Connection {
     pub(super) fn new(
         cx: &mut Context<'_>,
-        (socket, place): (SocketId, Place),
+        (socket, place, counters): (SocketId, Place, Arc<DiskCounters>),
         token: Token,
         (exports, tls): (Vec<ExportFacts>, Option<ServerTls>),
     ) -> Self {
         let mut greeting = Vec::new();
         let negotiation = Negotiation::new(ServerTls::policy(tls.as_ref()), &mut greeting);
         let phase = Phase::Negotiating(negotiation, exports);
-        let mut connection = Self::in_phase(cx, (socket, place), token, phase);
+        let mut connection = Self::in_phase(cx, (socket, place, counters), token, phase);
         connection.tls = tls.map(|tls| tls.provider);
         connection.negotiate_until = Some(cx.now + NEGOTIATION_TIME);
         connection.push_owned(&greeting);
@@ -175,27 +187,32 @@ impl Connection {
     /// A connection whose client knows the export, the first one, and has no choices.
     pub(super) fn agreed(
         cx: &mut Context<'_>,
-        (socket, place): (SocketId, Place),
+        (socket, place, counters): (SocketId, Place, Arc<DiskCounters>),
         token: Token,
         facts: ExportFacts,
     ) -> Self {
         let agreed = Agreement { export: 0, structured: false, allocation: false };
         let mut connection =
-            Self::in_phase(cx, (socket, place), token, Phase::Serving(agreed, facts));
+            Self::in_phase(cx, (socket, place, counters), token, Phase::Serving(agreed, facts));
         connection.follows_size = true;
         connection
     }
 
     fn in_phase(
         cx: &mut Context<'_>,
-        (socket, place): (SocketId, Place),
+        (socket, place, counters): (SocketId, Place, Arc<DiskCounters>),
         token: Token,
         phase: Phase,
     ) -> Self {
         cx.io.declare(socket, CLASS);
         let depth = usize::from(DEPTH);
         // Each reply is a header and a payload; there are at most DEPTH of them in both batches.
-        let batch = || SendBatch::new(depth * MAX_HEADER_LEN, 3 * depth + 3);
+        let sent = Arc::<AtomicU64>::default();
+        let batch = || {
+            let mut batch = SendBatch::new(depth * MAX_HEADER_LEN, 3 * depth + 3);
+            batch.watch(Arc::clone(&sent));
+            batch
+        };
         Self {
             socket,
             token,
@@ -207,10 +224,12 @@ impl Connection {
             incoming: None,
             skip: None,
             waiting: None,
+            wants_memory: false,
             running: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH).rev().collect(),
             in_flight: 0,
             held: Held::default(),
+            light: 0,
             filling: batch(),
             fills: Vec::with_capacity(depth),
             spare: Some(batch()),
@@ -218,11 +237,19 @@ impl Connection {
             ending: Ending::Open,
             order: Order::Open,
             order_until: None,
+            behind: Behind::new(),
+            has_gone_on: false,
+            came: 0,
+            came_before: 0,
             negotiate_until: None,
-            receive_until: None,
-            send_until: None,
+            receives: Pace::default(),
+            sends_on: Pace::default(),
+            needed: Needed::default(),
+            received: 0,
+            sent,
             drain_until: None,
             place,
+            counters,
         }
     }
 
@@ -252,7 +279,9 @@ impl Connection {
 
     /// Whether nothing of it is left.
     pub(super) fn is_gone(&self) -> bool {
-        let is_idle = self.in_flight == 0 && self.order != Order::Waits;
+        // What waits for it at other cores is bounded by the places of connections.
+        let is_held = matches!(&self.order, Order::Waits(wait) if !wait.is_over());
+        let is_idle = self.in_flight == 0 && !is_held;
         self.is_closed() && is_idle && self.staging.is_some() && self.spare.is_some()
     }
 
@@ -268,32 +297,38 @@ impl Connection {
         result: io::Result<usize>,
         buffers: RecvBuffers,
     ) {
+        let has_failed = result.is_err();
         let mut count = result.unwrap_or_else(|error| {
             self.say_failed(&error);
             0
         });
+        let ended = count == 0;
+        self.came += count as u64;
         if let Some((buf, range)) = buffers.payload
             && let Some(incoming) = &mut self.incoming
         {
             let landed = count.min(range.len());
             incoming.buf = Some(buf);
             incoming.filled += landed;
+            self.received += landed as u64;
             count -= landed;
-            let ended = landed == 0;
             self.staged = buffers.staging_range.start..buffers.staging_range.start + count;
             self.staging = Some(buffers.staging);
-            if ended {
-                return self.close(cx);
-            }
         } else {
             // Bytes before the range were staged before.
             self.staged.end = buffers.staging_range.start + count;
             self.staging = Some(buffers.staging);
-            if count == 0 {
-                return self.close(cx);
-            }
         }
-        self.process(cx, devices);
+        if !ended {
+            self.process(cx, devices);
+        } else if has_failed || self.serving().is_none() || self.ending == Ending::Closed {
+            self.close(cx);
+        } else {
+            // It may have ended its own direction only, and waits for the replies to what it has asked. All that came whole has
+            // begun: nothing was received while a request waited.
+            self.ending = Ending::Drains;
+            self.receives.end();
+        }
     }
 
     /// A client that has no key for TLS comes to its end here.
@@ -322,9 +357,10 @@ impl Connection {
     ) {
         batch.clear();
         self.spare = Some(batch);
-        self.send_until = None;
+        self.sends_on.end();
         for owed in std::mem::take(&mut self.sends) {
-            self.running[usize::from(owed.slot)] = None;
+            let running = self.running[usize::from(owed.slot)].take();
+            self.light -= running.map_or(0, |running| running.light);
             self.free.push(owed.slot);
             devices.budget.give_back(&mut self.held, owed.held);
         }
@@ -378,27 +414,6 @@ impl Connection {
         self.begin(cx, devices, request)
     }
 
-    /// Waits for what earlier connections have at the device, before the first change.
-    fn put_in_order(&mut self, cx: &mut Context<'_>, devices: &Devices) {
-        let Phase::Serving(agreed, _) = &self.phase else { return };
-        if self.order != Order::Open {
-            return;
-        }
-        self.order = Order::Waits;
-        self.order_until = Some(cx.now + ORDER_TIME);
-        if !devices.peers.ask(agreed.export, self.index()) {
-            tracing::error!("an NBD connection was closed: a core is stuck");
-            self.close(cx);
-        }
-    }
-
-    /// Nothing is in the way of the first change any more.
-    pub(super) fn handle_settled(&mut self, cx: &mut Context<'_>, devices: &mut Devices) {
-        self.order = Order::Settled;
-        self.order_until = None;
-        self.process(cx, devices);
-    }
-
     /// The next whole request, if it has come.
     fn next_request(&mut self, cx: &mut Context<'_>) -> Option<Request> {
         let staging = self.staging.as_ref()?;
@@ -424,6 +439,7 @@ impl Connection {
         if self.follows_size && end > facts.bytes {
             *facts = devices.exports[agreed.export].facts();
         }
+        self.wants_memory = false;
         let planned = plan(facts, agreed, &request);
         let in_memory = facts.in_memory;
         let export = agreed.export;
@@ -449,7 +465,7 @@ impl Connection {
                 return true;
             }
         };
-        if self.order != Order::Settled && plan.changes() {
+        if !matches!(self.order, Order::Settled) && plan.changes() {
             self.waiting = Some(request);
             self.put_in_order(cx, devices);
             return false;
@@ -465,16 +481,27 @@ impl Connection {
             Plan::Write { len, .. } => len,
             _ => 0,
         };
-        if !devices.budget.take(&mut self.held, held) {
+        let light = match plan {
+            Plan::Read { len, .. } if in_memory => len,
+            _ => 0,
+        };
+        if light > 0 && self.light > 0 && self.light + light > LIGHT_BYTES {
+            self.waiting = Some(request);
+            return false;
+        }
+        self.wants_memory = !devices.budget.take(&mut self.held, held, !self.behind.is_empty());
+        if self.wants_memory {
             self.waiting = Some(request);
             return false;
         }
         self.free.pop();
-        let running = Running { cookie: request.cookie, plan, held, step: Step::First, age: None };
+        self.light += light;
+        let (cookie, step) = (request.cookie, Step::First);
+        let running = Running { cookie, plan, held, light, step, age: None };
         self.running[usize::from(slot)] = Some(running);
         if let Plan::Write { len, .. } = plan {
             self.incoming = Some(Incoming { slot, buf: Some(take(cx, len)), filled: 0 });
-            self.receive_until = Some(cx.now + DATA_TIME);
+            self.receives.begin(cx.now, self.received);
         } else {
             self.submit(cx, devices, slot, (held > 0).then(|| take(cx, held)));
         }
@@ -493,9 +520,13 @@ impl Connection {
         let data = &staging[self.staged.start..self.staged.start + len];
         let result = devices.write_now(export, offset, data);
         self.staged.start += len;
+        if result.is_ok() {
+            self.counters.count(OpKind::Write, len as u64, true);
+        }
+        // A failure is counted with the answer.
         let plan = Plan::Cache;
         self.running[usize::from(slot)] =
-            Some(Running { cookie, plan, held: 0, step: Step::First, age: None });
+            Some(Running { cookie, plan, held: 0, light: 0, step: Step::First, age: None });
         self.answer_plain(slot, result);
         true
     }
@@ -510,13 +541,14 @@ impl Connection {
         let from = self.staged.start;
         buf[incoming.filled..incoming.filled + now].copy_from_slice(&staging[from..from + now]);
         incoming.filled += now;
+        self.received += now as u64;
         self.staged.start += now;
         if incoming.filled < buf.len() {
             return false;
         }
         let (slot, buf) = (incoming.slot, incoming.buf.take());
         self.incoming = None;
-        self.receive_until = None;
+        self.receives.end();
         self.submit(cx, devices, slot, buf);
         true
     }
@@ -618,6 +650,7 @@ impl Connection {
     /// Answers a request that was not begun.
     fn refuse(&mut self, request: &Request, refusal: Refusal) {
         let Some(slot) = self.free.pop() else { return };
+        self.counters.count(OpKind::Find, 0, false);
         let structured = self.serving().is_some_and(|(agreed, _)| agreed.structured);
         let chunked =
             structured && matches!(request.command, command::READ | command::BLOCK_STATUS);
@@ -670,21 +703,21 @@ impl Connection {
         }
     }
 
-    /// Ends it if it has taken too long; says whether it has.
-    pub(super) fn end_if_late(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+    /// Ends it if it has taken too long.
+    pub(super) fn end_if_late(&mut self, cx: &mut Context<'_>, now: Instant) {
         let late = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         let what = if late(self.negotiate_until) {
             "the negotiation"
         } else if late(self.order_until) {
             "what earlier connections have at the device"
-        } else if late(self.receive_until) {
+        } else if self.receives.is_late(now, self.received) {
             "the data of a write"
-        } else if late(self.send_until) {
+        } else if self.sends_on.is_late(now, self.sent.load(Ordering::Relaxed)) {
             "taking the replies"
         } else if late(self.drain_until) {
             "the end"
         } else {
-            return false;
+            return;
         };
         let peer = self.place.peer();
         if self.ending != Ending::Closed && late(self.order_until) {
@@ -693,7 +726,6 @@ impl Connection {
             tracing::info!(peer, "an NBD connection was closed: {what} took too long");
         }
         self.close(cx);
-        true
     }
 
     /// Sends and receives what can be, and closes what is over.
@@ -706,7 +738,7 @@ impl Connection {
         {
             let batch = std::mem::replace(&mut self.filling, spare);
             std::mem::swap(&mut self.sends, &mut self.fills);
-            self.send_until = Some(cx.now + DATA_TIME);
+            self.sends_on.begin(cx.now, self.sent.load(Ordering::Relaxed));
             cx.io.send(self.socket, batch, self.token);
         }
         let has_sent = self.filling.is_empty() && self.spare.is_some();
@@ -721,7 +753,7 @@ impl Connection {
         }
         // A client that negotiates reads what it is told before it asks more.
         let may_receive = has_sent || self.serving().is_some();
-        let waits = self.waiting.is_some() || self.order == Order::Waits;
+        let waits = self.waiting.is_some() || matches!(self.order, Order::Waits(_));
         if self.ending == Ending::Open && may_receive && !waits {
             self.receive(cx);
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{Channel, Done, Op, Request};
+use raceline_bdev::{Channel, DiskCounters, Done, Op, Request};
 use raceline_reactor::{
     Completion, Context, IoBuf, Outcome, PartPool, Service, SharedBuf, Socket, Token,
 };
@@ -38,9 +38,9 @@ pub(super) enum Message {
     Agreed(Socket, Place),
     /// All cores; the first message.
     Peers(Peers),
-    /// Another connection to this export begins: drop this when what is at the device now is over.
+    /// Another connection to this export begins: drop this when what has come and what is at the device now is over.
     Settle { export: usize, hold: Arc<Hold> },
-    /// A connection of this core need not wait for earlier ones any more.
+    /// A connection of this core need not wait for earlier ones any more: it knows that by itself, and looks.
     Settled { connection: u32 },
     /// End.
     Stop,
@@ -109,13 +109,17 @@ pub(super) struct Core {
     ticking: bool,
     stopping: bool,
     finished: bool,
+    /// How long a client that is slow may hold the first changes of later connections up.
+    hold_time: Duration,
+    counters: Arc<DiskCounters>,
 }
 
 impl Core {
     pub(super) fn new(
         cx: &mut Context<'_>,
         exports: Vec<Export>,
-        tls: Option<ServerTls>,
+        (tls, hold_time): (Option<ServerTls>, Duration),
+        counters: Arc<DiskCounters>,
     ) -> io::Result<Self> {
         let mut channels = Vec::with_capacity(exports.len());
         for (owner, export) in (1_u16..).zip(&exports) {
@@ -141,6 +145,8 @@ impl Core {
             ticking: false,
             stopping: false,
             finished: false,
+            hold_time,
+            counters,
         })
     }
 
@@ -164,12 +170,17 @@ impl Core {
         let slot = &mut self.slots[index as usize];
         let token = Token { owner: CONNECTIONS, generation: slot.generation, index };
         let mut exports = self.devices.exports.iter().map(Export::facts);
+        let counters = Arc::clone(&self.counters);
         slot.connection = if negotiates {
             let offer = (exports.collect(), self.tls.clone());
-            Some(Connection::new(cx, (socket, place), token, offer))
+            Some(Connection::new(cx, (socket, place, counters), token, offer))
         } else {
-            exports.next().map(|facts| Connection::agreed(cx, (socket, place), token, facts))
+            let ends = (socket, place, counters);
+            exports.next().map(|facts| Connection::agreed(cx, ends, token, facts))
         };
+        if slot.connection.is_some() {
+            self.counters.queue_began();
+        }
         self.touched.push(index);
         if !self.ticking {
             self.ticking = true;
@@ -207,9 +218,11 @@ impl Core {
             let slot = &mut self.slots[index as usize];
             let Some(connection) = &mut slot.connection else { continue };
             connection.settle(cx);
+            connection.let_go(&mut self.devices);
             if connection.is_gone() {
                 if let Some(mut connection) = slot.connection.take() {
                     connection.give_back(&mut self.devices.budget);
+                    self.counters.queue_ended();
                 }
                 slot.generation = slot.generation.wrapping_add(1);
                 self.free.push(index);
@@ -219,23 +232,39 @@ impl Core {
         }
     }
 
-    /// Lets a connection begin, which is there until then.
+    /// Lets a connection begin. Another one may have its place by now, which looks for nothing.
     fn let_begin(&mut self, cx: &mut Context<'_>, index: u32) {
         let slot = self.slots.get_mut(index as usize);
         if let Some(connection) = slot.and_then(|slot| slot.connection.as_mut()) {
-            connection.handle_settled(cx, &mut self.devices);
+            connection.look_whether_settled(cx, &mut self.devices);
             self.touched.push(index);
         }
     }
 
+    /// Keeps a connection back until the others have begun what has come for them, and what they have begun is over.
+    fn keep_back(&mut self, cx: &mut Context<'_>, export: usize, hold: &Arc<Hold>) {
+        for slot in &mut self.slots {
+            if let Some(connection) = &mut slot.connection {
+                connection.keep_back(cx, export, hold);
+            }
+        }
+        self.devices.changes[export].hold(Arc::clone(hold));
+    }
+
     fn look_for_late(&mut self, cx: &mut Context<'_>, now: Instant) {
         let mut some = false;
+        let mut all = self.slots.iter().filter_map(|slot| slot.connection.as_ref());
+        let is_memory_needed = all.any(Connection::needs_memory_for_others);
+        self.devices.budget.is_reserved = is_memory_needed;
         for (index, slot) in (0_u32..).zip(&mut self.slots) {
             let Some(connection) = &mut slot.connection else { continue };
             some = true;
-            if connection.end_if_late(cx, now) {
-                self.touched.push(index);
-            }
+            // The word of it may have found the mailbox full.
+            connection.look_whether_settled(cx, &mut self.devices);
+            connection.let_go_in_time(&mut self.devices);
+            self.touched.push(index);
+            connection.end_if_late(cx, now);
+            connection.end_if_in_the_way(cx, is_memory_needed, self.hold_time);
         }
         self.ticking = some;
         if some {
@@ -276,7 +305,7 @@ impl Service for Core {
             Message::Connection(socket, place) => self.accept(cx, socket, place, true),
             Message::Agreed(socket, place) => self.accept(cx, socket, place, false),
             Message::Peers(peers) => self.devices.peers = peers,
-            Message::Settle { export, hold } => self.devices.changes[export].hold(hold),
+            Message::Settle { export, hold } => self.keep_back(cx, export, &hold),
             Message::Settled { connection } => self.let_begin(cx, connection),
             Message::Stop => self.stop(cx),
         }

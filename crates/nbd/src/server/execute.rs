@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use raceline_bdev::{BdevError, Done, Op, Request, Sought, found_parts};
+use raceline_bdev::{BdevError, Done, Op, OpKind, Request, Sought, found_parts};
 use raceline_reactor::{Context, IoBuf, Payload};
 
 use super::connection::{Connection, Step};
@@ -129,6 +129,7 @@ impl Connection {
         let Some(payload) = payload.filter(|payload| payload.len() == len) else {
             return self.answer_plain(slot, Err(BdevError::Internal));
         };
+        self.counters.count(OpKind::Read, len as u64, true);
         let header = |out: &mut Vec<u8>| push_read(out, agreed.structured, cookie, offset, len);
         self.reply((slot, held), header, Some(payload));
     }
@@ -158,8 +159,11 @@ impl Connection {
         let Some((agreed, _)) = self.serving() else { return };
         let Some(running) = self.running_mut(slot) else { return };
         let (cookie, held) = (running.cookie, running.held);
-        let chunked = agreed.structured
-            && matches!(running.plan, Plan::Read { .. } | Plan::BlockStatus { .. });
+        let plan = running.plan;
+        let (kind, bytes) = measure(plan);
+        self.counters.count(kind, bytes, result.is_ok());
+        let chunked =
+            agreed.structured && matches!(plan, Plan::Read { .. } | Plan::BlockStatus { .. });
         let header = |out: &mut Vec<u8>| match result {
             Ok(()) => push_simple(out, cookie, 0),
             Err(error) => {
@@ -168,6 +172,18 @@ impl Connection {
             }
         };
         self.reply((slot, held), header, None);
+    }
+}
+
+/// What kind of request a plan is, and its bytes. What asks the device for nothing is of none of the kinds that are counted.
+fn measure(plan: Plan) -> (OpKind, u64) {
+    match plan {
+        Plan::Read { len, .. } => (OpKind::Read, len as u64),
+        Plan::Write { len, .. } => (OpKind::Write, len as u64),
+        Plan::Flush => (OpKind::Flush, 0),
+        Plan::Trim { len, .. } => (OpKind::Deallocate, len),
+        Plan::WriteZeroes { len, .. } => (OpKind::WriteZeroes, len),
+        Plan::Cache | Plan::BlockStatus { .. } | Plan::Disconnect => (OpKind::Find, 0),
     }
 }
 

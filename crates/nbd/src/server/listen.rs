@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -60,6 +60,7 @@ pub type Listening = Endpoint;
 pub(super) struct Places {
     used: Arc<AtomicUsize>,
     most: usize,
+    taken: Arc<AtomicU64>,
 }
 
 /// The place of one connection, given back when dropped.
@@ -67,6 +68,7 @@ pub(super) struct Places {
 pub(super) struct Place {
     used: Arc<AtomicUsize>,
     peer: String,
+    number: u64,
 }
 
 impl Place {
@@ -74,18 +76,24 @@ impl Place {
     pub(super) fn peer(&self) -> &str {
         &self.peer
     }
+
+    /// Which of all connections it is, in the order in which they were accepted.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 impl Places {
     pub(super) fn new(used: Arc<AtomicUsize>, most: usize) -> Self {
-        Self { used, most }
+        Self { used, most, taken: Arc::default() }
     }
 
     /// Room for a connection of this peer.
     pub(super) fn take(&self, peer: String) -> Option<Place> {
         let more = |used: usize| (used < self.most).then_some(used + 1);
         self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place { used: Arc::clone(&self.used), peer })
+        let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        Some(Place { used: Arc::clone(&self.used), peer, number })
     }
 }
 

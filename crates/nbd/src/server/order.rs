@@ -4,9 +4,14 @@
 //! former connection has left at the device must not land after that. Nobody can tell whose former connection it was,
 //! and the server may not have noticed its end. So the first change of a connection waits for all changes of the export
 //! that are at the device when it comes, on all cores. Later changes of other connections are not waited for.
+//!
+//! A request that has come and has not begun counts as well: one that waits for memory or for a place, and what has come
+//! behind it, for connections that were accepted before. [`Behind`] knows how far a connection has to read until all that
+//! had come has begun.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_reactor::Sender;
 use raceline_reactor::mailbox::SendError;
@@ -21,30 +26,107 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Asks all cores for the end of what is at the device of an export; [`Message::Settled`] says that it has come.
-    /// False if a core cannot be asked.
-    pub(super) fn ask(&self, export: usize, connection: u32) -> bool {
-        let Some(to) = self.cores.get(self.own).cloned() else { return false };
-        let hold = Arc::new(Hold { to, connection });
-        // A core that has ended has nothing at its devices.
-        let is_told = |core: &Sender<Message>| {
-            let message = Message::Settle { export, hold: Arc::clone(&hold) };
-            !matches!(core.send(message), Err(SendError::Full(_)))
-        };
-        self.cores.iter().all(is_told)
+    /// Asks all cores for the end of what has come for an export and of what is at its device. `number` counts connections in
+    /// the order in which they were accepted.
+    pub(super) fn ask(&self, export: usize, (connection, number): (u32, u64)) -> Wait {
+        let over = Arc::new(AtomicBool::new(false));
+        let to = self.cores.get(self.own).cloned();
+        let hold = Arc::new(Hold { to, connection, number, over: Arc::clone(&over) });
+        let unasked = (0..self.cores.len()).collect();
+        let mut wait = Wait { export, over, hold: Some(hold), unasked };
+        self.ask_rest(&mut wait);
+        wait
+    }
+
+    /// Asks the cores whose mailboxes were full.
+    pub(super) fn ask_rest(&self, wait: &mut Wait) {
+        let Some(hold) = &wait.hold else { return };
+        let export = wait.export;
+        wait.unasked.retain(|&core| {
+            let message = Message::Settle { export, hold: Arc::clone(hold) };
+            // A core that has ended has nothing at its devices.
+            matches!(self.cores[core].send(message), Err(SendError::Full(_)))
+        });
+        if wait.unasked.is_empty() {
+            wait.hold = None;
+        }
+    }
+}
+
+/// What a connection waits for. [`Message::Settled`] says when to look; it may be lost.
+pub(super) struct Wait {
+    export: usize,
+    over: Arc<AtomicBool>,
+    /// This share is kept until all cores were asked.
+    hold: Option<Arc<Hold>>,
+    /// Cores that could not be asked yet.
+    unasked: Vec<usize>,
+}
+
+impl Wait {
+    /// Asks no more cores: the connection is closed.
+    pub(super) fn ask_nobody(&mut self) {
+        self.unasked.clear();
+        self.hold = None;
+    }
+
+    /// Whether nothing is in the way any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 }
 
 /// Holds a connection back. Each core drops its share when what was at its device is over; the last one tells.
 pub(super) struct Hold {
-    to: Sender<Message>,
+    to: Option<Sender<Message>>,
     connection: u32,
+    number: u64,
+    over: Arc<AtomicBool>,
+}
+
+impl Hold {
+    /// Which connection of all it was that was accepted.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A core that has ended has no connections.
-        let _ = self.to.send(Message::Settled { connection: self.connection });
+        self.over.store(true, Ordering::Release);
+        // A core that has ended has no connections, and one whose mailbox is full looks by itself.
+        if let Some(to) = &self.to {
+            let _ = to.send(Message::Settled { connection: self.connection });
+        }
+    }
+}
+
+/// Who waits until a connection has begun what had come for it. Then they wait for the changes that have begun, as all do.
+/// `H` is as for [`Changes`].
+pub(super) struct Behind<H = Arc<Hold>> {
+    /// Who came first is the first. All that had come then: this many bytes since the connection's beginning.
+    held: VecDeque<(H, u64)>,
+}
+
+impl<H> Behind<H> {
+    pub(super) fn new() -> Self {
+        Self { held: VecDeque::new() }
+    }
+
+    /// Keeps another connection back. `came` bytes have come so far, with those that nobody has read yet.
+    pub(super) fn hold(&mut self, hold: H, came: u64) {
+        // How much nobody has read may be told too small.
+        let before = self.held.back().map_or(0, |(_, until)| *until);
+        self.held.push_back((hold, came.max(before)));
+    }
+
+    /// The next one for which all that had come is among the first so many bytes.
+    pub(super) fn let_past(&mut self, bytes: u64) -> Option<H> {
+        self.held.pop_front_if(|(_, until)| *until <= bytes).map(|(hold, _)| hold)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
     }
 }
 
@@ -122,6 +204,9 @@ impl<H> Changes<H> {
 mod tests {
     use std::cell::RefCell;
 
+    use raceline_reactor::mailbox::{Mailbox, mailbox};
+    use raceline_reactor::waker::Waker;
+
     use super::*;
 
     /// Notes down when it is let go.
@@ -131,6 +216,57 @@ mod tests {
         fn drop(&mut self) {
             self.1.borrow_mut().push(self.0);
         }
+    }
+
+    /// A core that does not take its messages loses the word for a connection, or is not asked: neither holds the
+    /// connection back for ever.
+    #[test]
+    fn a_full_mailbox_delays_a_connection_and_does_not_hold_it_back() {
+        let fill = |sender: &Sender<Message>| while sender.send(Message::Stop).is_ok() {};
+        let (own, mut mine) = mailbox(Waker::none());
+        let (other, mut others) = mailbox(Waker::none());
+        let cores = vec![own.clone(), other.clone()];
+        let peers = Peers { cores, ..Peers::default() };
+        let asked = |mailbox: &mut Mailbox<Message>| {
+            let all = std::iter::from_fn(|| mailbox.receive());
+            let mut holds = all.filter_map(|message| match message {
+                Message::Settle { hold, .. } => Some(hold),
+                _ => None,
+            });
+            holds.next()
+        };
+        // The other core is not asked at first.
+        fill(&other);
+        let mut wait = peers.ask(0, (7, 0));
+        let ours = asked(&mut mine).unwrap();
+        drop(ours);
+        assert!(!wait.is_over(), "the other core may have something at its device");
+        assert!(asked(&mut others).is_none());
+        peers.ask_rest(&mut wait);
+        let theirs = asked(&mut others).unwrap();
+        assert!(!wait.is_over());
+        // The word of its end finds no room.
+        fill(&own);
+        drop(theirs);
+        assert!(wait.is_over());
+        peers.ask_rest(&mut wait);
+        assert!(asked(&mut others).is_none(), "it was asked once");
+        // Without a core of its own there is nothing to wait for, and no end without that.
+        assert!(Peers::default().ask(0, (7, 0)).is_over());
+    }
+
+    /// Who comes later does not keep those back for longer that wait already.
+    #[test]
+    fn each_waits_for_what_had_come_when_it_came() {
+        let mut behind = Behind::new();
+        behind.hold('a', 100);
+        behind.hold('b', 300);
+        behind.hold('c', 200);
+        assert_eq!(behind.let_past(99), None);
+        assert_eq!((behind.let_past(100), behind.let_past(299)), (Some('a'), None));
+        assert!(!behind.is_empty());
+        assert_eq!((behind.let_past(300), behind.let_past(300)), (Some('b'), Some('c')));
+        assert!(behind.is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
+use raceline_bdev::{DeviceSpec, DiskTotals, Identity, SharedBdev};
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
 use raceline_reactor::Backend;
 
@@ -47,6 +47,11 @@ impl Bed {
     /// The first place where it listens.
     pub(crate) fn listening(&self) -> Endpoint {
         self.server.as_ref().unwrap().listening().remove(0)
+    }
+
+    /// What it has done.
+    pub(crate) fn totals(&self) -> DiskTotals {
+        self.server.as_ref().unwrap().totals()
     }
 
     /// A file in its folder.
@@ -186,6 +191,11 @@ impl Client {
         let bytes = request(command, flags, self.cookie, range.0, range.1);
         self.stream.write_all(&[&bytes, data].concat()).unwrap();
         self.cookie
+    }
+
+    /// More of the data of the request before.
+    pub(crate) fn send_rest(&mut self, data: &[u8]) {
+        self.stream.write_all(data).unwrap();
     }
 
     /// The next reply; `read_len` is how many data a simple reply without an error has.

@@ -3,12 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod client;
+mod ends;
 mod hostile;
 mod order;
 mod refusals;
 mod tls;
 
-use client::{Bed, Client};
+use client::{Bed, Client, request};
+use raceline_bdev::DiskTotals;
 use raceline_nbd::Endpoint;
 use raceline_reactor::Backend;
 
@@ -50,6 +52,8 @@ fn who_connects_again_learns_of_a_device_that_has_grown() {
     after.write((2 << 20) - 4096, &pattern(0, 4096));
     // NBD tells no size later: for who is connected, the disk ends where it did.
     assert_eq!(before.call(READ, (1 << 20, 4096), b"").error, 22);
+    before.write((1 << 20) - 4096, &pattern(8192, 4096));
+    assert!(after.read((1 << 20) - 4096, 4096) == pattern(8192, 4096), "its I/O goes on");
     assert!(before.read(0, 4096) == pattern(0, 4096));
     // The client within the process is told by another way.
     assert_eq!(agreed.call(READ, (2 << 20, 4096), b"").error, 22);
@@ -175,6 +179,38 @@ fn what_cannot_be_is_refused_and_the_connection_lives() {
 }
 
 #[test]
+fn what_clients_have_done_is_counted() {
+    for device in ["ram:1M,error=read@16-23", "file:DIR/disk,size=1M,buffered,error=read@16-23"] {
+        let bed = Bed::start(device, Backend::Auto);
+        let mut client = bed.client(true);
+        client.write(0, &pattern(0, 4096));
+        client.write(4096, &pattern(4096, 512));
+        client.read(0, 4096);
+        assert_eq!(client.call(FLUSH, (0, 0), b"").error, 0);
+        // Zeroes that the device writes as data, and a release that it flushes, are one request each.
+        assert_eq!(client.call((ZEROES.0, NO_HOLE), (65_536, 512 << 10), b"").error, 0);
+        assert_eq!(client.call((TRIM.0, FUA), (0, 8192), b"").error, 0);
+        // One that fails, and two that are refused: one of them with data.
+        assert_ne!(client.call(READ, (8192, 512), b"").error, 0);
+        assert_ne!(client.call(READ, (1 << 20, 512), b"").error, 0);
+        assert_ne!(client.call((1, 0), (1 << 20, 512), &[1; 512]).error, 0);
+        let totals = bed.totals();
+        let DiskTotals { reads, writes, flushes, discards, zeroes, errors, .. } = totals;
+        assert_eq!([reads, writes, flushes, discards, zeroes, errors], [1, 2, 1, 1, 1, 3]);
+        assert_eq!((totals.read_bytes, totals.written_bytes), (4096, 4608));
+        assert_eq!((totals.discarded_bytes, totals.zeroed_bytes), (8192, 512 << 10));
+        assert_eq!(totals.queues(), 1);
+        drop(client);
+        let end = std::time::Instant::now() + client::PATIENCE;
+        while bed.totals().queues() > 0 {
+            assert!(std::time::Instant::now() < end, "the connection is still counted");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(bed.totals().queues_ever, 1);
+    }
+}
+
+#[test]
 fn errors_of_the_device_reach_the_client() {
     let bed = Bed::start("ram:1M,error=write@8-15:nospace+read@16-23+flush/2", Backend::Auto);
     let mut client = bed.client(true);
@@ -227,9 +263,12 @@ fn a_server_that_ends_answers_what_has_come() {
     let mut bed = Bed::start("ram:1M,delay=200000", Backend::Auto);
     let mut client = bed.client(true);
     let path = bed.path();
-    let cookie = client.send((1, 0), (0, 512), &[5; 512]);
-    // The next reply shows that the write has come, too.
-    client.send(READ, (1 << 20, 512), b"");
+    // The next reply shows that the write has come, too: both come at once.
+    let write = [&request(1, 0, 1, 0, 512)[..], &[5; 512]].concat();
+    let (command, flags) = READ;
+    let read = request(command, flags, 2, 1 << 20, 512);
+    std::io::Write::write_all(&mut client.stream, &[&write[..], &read].concat()).unwrap();
+    let cookie = 1;
     let refused = client.reply(0).unwrap();
     assert_eq!((refused.cookie, refused.error), (cookie + 1, 22));
     bed.stop();

@@ -14,7 +14,7 @@ use raceline_bench::quiet::{Disturbance, Machine};
 use raceline_reactor::Mode;
 
 use self::hosts::{Host, Measured};
-use self::target::{Rdma, Served};
+use self::target::Served;
 use super::settings::{ConvergedSettings, Mix, Wire};
 use super::{Journal, Options, RunError, columns, merged, read, values};
 use crate::experiment::{Column, Experiment, Series};
@@ -44,21 +44,12 @@ pub(super) fn measure(
     options: &Options<'_>,
     journal: &mut Journal<'_>,
 ) -> Result<(), RunError> {
-    measure_with(experiment, options, journal, Rdma::here(options.rdma))
-}
-
-/// The same; `rdma` carries NVMe/RDMA, or says why nothing does.
-fn measure_with(
-    experiment: &Experiment,
-    options: &Options<'_>,
-    journal: &mut Journal<'_>,
-    rdma: Result<Rdma, String>,
-) -> Result<(), RunError> {
     let total = experiment.series.len() * options.timing.blocks as usize;
     if options.cpus.len() < 2 {
         journal.missing("all series", "a second CPU for the hosts", total);
         return Ok(());
     }
+    let rdma = options.rdma.find();
     let rdma = rdma.map_err(|why| leave_out_rdma(experiment, options, journal, &why)).ok();
     for column in columns(experiment, options) {
         let lanes = lanes(experiment, column, rdma.is_some())?;

@@ -117,6 +117,7 @@ impl Point<'_> {
             cpus: &options.cpus[..1],
             device: &device,
             engine: None,
+            rdma: &options.rdma,
         };
         let target: Box<dyn Subject> = match options.target.clone() {
             Some((address, nqn)) => Box::new(Running { address, nqn }),

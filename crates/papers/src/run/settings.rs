@@ -58,6 +58,8 @@ pub enum Protocol {
     /// NVMe/TCP: one host with a queue for each connection.
     #[default]
     NvmeTcp,
+    /// NVMe/RDMA: one host with a queue for each connection, over the device that `--rdma` names.
+    NvmeRdma,
     /// iSCSI: a session for each connection, spread over target nodes. Each initiator has a session with each node.
     Iscsi,
 }
@@ -386,13 +388,40 @@ impl LoadSettings {
 
     /// Nothing is asked of a protocol that it does not have.
     fn check_protocol(&self) -> Result<(), SettingsError> {
-        if self.protocol == Protocol::NvmeTcp {
-            if self.subject == SubjectKind::Tgt {
-                let why = "tgt is an iSCSI target: use protocol = \"iscsi\"".to_owned();
-                return Err(wrong("subject", why));
-            }
-            return Ok(());
+        if self.protocol != Protocol::Iscsi && self.subject == SubjectKind::Tgt {
+            let why = "tgt is an iSCSI target: use protocol = \"iscsi\"".to_owned();
+            return Err(wrong("subject", why));
         }
+        match self.protocol {
+            Protocol::NvmeTcp => Ok(()),
+            Protocol::NvmeRdma => self.check_rdma(),
+            Protocol::Iscsi => self.check_iscsi(),
+        }
+    }
+
+    fn check_rdma(&self) -> Result<(), SettingsError> {
+        let usual = Self::default();
+        let tcp_only = [
+            ("send_flags", self.send_flags),
+            ("placement", self.placement != usual.placement),
+            ("host_placement", self.host_placement != usual.host_placement),
+            ("busy_poll_us", self.busy_poll_us > 0),
+            ("host_busy_poll_us", self.host_busy_poll_us > 0),
+            ("digest", self.digest != Digest::None),
+            ("mtu", self.mtu > 0),
+            ("gro", self.gro.is_some()),
+        ];
+        if let Some((key, _)) = tcp_only.iter().find(|(_, given)| *given) {
+            return Err(wrong(key, "series over RDMA do not have it: leave it out".to_owned()));
+        }
+        if self.subject != SubjectKind::Raceline {
+            let why = "only Raceline's target is measured over RDMA: use raceline".to_owned();
+            return Err(wrong("subject", why));
+        }
+        Ok(())
+    }
+
+    fn check_iscsi(&self) -> Result<(), SettingsError> {
         let usual = Self::default();
         let nvme_only = [
             ("maps", self.maps.is_some()),

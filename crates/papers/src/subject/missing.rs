@@ -22,7 +22,11 @@ pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
             "a NIC with iSCSI offload and the kernel's iSCSI target (cxgbit)",
             "Raceline's iSCSI target, in software,",
         )),
-        "iwarp" => Some(with_stand_in("an iWARP NIC with its driver (iw_cxgb4)", "nothing")),
+        "iwarp" => Some(with_stand_in(
+            "an iWARP NIC with its driver (iw_cxgb4)",
+            "Raceline over RDMA, in the series `rdma-poll` where --rdma names a device,",
+        )),
+        "rdma" => options.rdma.find().err(),
         "net-admin" => match rustix::process::geteuid().is_root() {
             true => None,
             false => Some("the right to make network namespaces: run as root".to_owned()),

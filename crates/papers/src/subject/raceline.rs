@@ -11,16 +11,17 @@ use std::time::Duration;
 use raceline_accel::{Framework, OpCode, OpStatistics};
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_bench::random::Random;
+use raceline_host::RdmaDevices;
 use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
-use raceline_reactor::{Backend, Mode};
+use raceline_reactor::{Backend, Mode, StreamProvider};
 use raceline_target::{
     DEFAULT_ISCSI_QUEUE_DEPTH, InitiatorGroupConfig, LunConfig, NamespaceConfig, PortalGroupConfig,
     PortalMap, PreConnectLimits, SubsystemConfig, Target, TargetConfig, TargetError,
     TargetNodeConfig,
 };
 
-use super::{Counts, Export, Needs, Subject, mode_of, node_names};
+use super::{Counts, Export, Needs, Rdma, Subject, mode_of, node_names};
 use crate::bed;
 use crate::run::{Digest, LoadSettings, Protocol, SubjectKind};
 
@@ -44,6 +45,7 @@ pub struct Raceline {
     mode: Mode,
     polls: bool,
     framework: Framework,
+    rdma: Option<Rdma>,
 }
 
 impl Raceline {
@@ -62,21 +64,28 @@ impl Raceline {
         };
         let config = config(settings, needs.cpus, framework.clone());
         let mode = config.mode;
-        let address = SocketAddr::new(needs.bed.target_addr(), 0);
+        let rdma = match settings.protocol {
+            Protocol::NvmeRdma => Some(needs.rdma.find()?),
+            Protocol::NvmeTcp | Protocol::Iscsi => None,
+        };
+        let (address, streams) = match &rdma {
+            Some(rdma) => (rdma.free_address()?, Some((rdma.streams)(&config) as _)),
+            None => (SocketAddr::new(needs.bed.target_addr(), 0), None),
+        };
         let export = match settings.protocol {
-            Protocol::NvmeTcp => Export::Subsystem(name()),
+            Protocol::NvmeTcp | Protocol::NvmeRdma => Export::Subsystem(name()),
             Protocol::Iscsi => Export::Nodes { names: node_names(settings), lun: 0 },
         };
         let depth = settings.depth.max(DEFAULT_ISCSI_QUEUE_DEPTH);
         let make = |target: &Target| match &export {
-            Export::Subsystem(nqn) => export_subsystem(target, nqn, device, address),
+            Export::Subsystem(nqn) => export_subsystem(target, nqn, device, (address, streams)),
             Export::Nodes { names, .. } => export_nodes(target, names, &device, depth, address),
         };
         let started = bed::in_target_ns(needs.bed, || start(config, make));
         let (target, address) = started.map_err(|error| format!("the test bed: {error}"))??;
         target.set_mode(Mode::Interrupt);
         let polls = mode == Mode::Poll;
-        Ok(Self { target, address, export, mode, polls, framework })
+        Ok(Self { target, address, export, mode, polls, framework, rdma })
     }
 }
 
@@ -101,14 +110,14 @@ fn export_subsystem(
     target: &Target,
     nqn: &Nqn,
     device: SharedBdev,
-    address: SocketAddr,
+    (address, streams): (SocketAddr, Option<Arc<dyn StreamProvider>>),
 ) -> Result<SocketAddr, TargetError> {
     let subsystem =
         SubsystemConfig { serial: "RLPAPERS".to_owned(), ..SubsystemConfig::new(nqn.clone()) };
     target.add_subsystem(subsystem)?;
     let namespace = NamespaceConfig { uuid: Some(UUID), ..NamespaceConfig::new(device) };
     target.add_namespace(nqn, namespace)?;
-    target.add_listener(address)
+    target.add_listener_with(address, streams)
 }
 
 /// The device as LUN 0 of each of these target nodes; gives where they are reached.
@@ -196,6 +205,10 @@ impl Subject for Raceline {
 
     fn sleep(&self) {
         self.target.set_mode(Mode::Interrupt);
+    }
+
+    fn rdma_devices(&self) -> Option<Arc<dyn RdmaDevices>> {
+        self.rdma.as_ref().map(|rdma| Arc::clone(&rdma.devices))
     }
 
     fn counts(&self) -> Counts {

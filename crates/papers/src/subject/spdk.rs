@@ -42,7 +42,7 @@ pub struct Spdk {
 /// The program in a folder in which SPDK was built.
 pub(super) fn program(folder: &Path, protocol: Protocol) -> PathBuf {
     folder.join("build/bin").join(match protocol {
-        Protocol::NvmeTcp => "nvmf_tgt",
+        Protocol::NvmeTcp | Protocol::NvmeRdma => "nvmf_tgt",
         Protocol::Iscsi => "iscsi_tgt",
     })
 }
@@ -65,7 +65,9 @@ impl Spdk {
         };
         let files = [file("json"), file("sock"), file("log")];
         let export = match needs.settings.protocol {
-            Protocol::NvmeTcp => Export::Subsystem(Nqn::new(NQN).expect("a constant NQN")),
+            Protocol::NvmeTcp | Protocol::NvmeRdma => {
+                Export::Subsystem(Nqn::new(NQN).expect("a constant NQN"))
+            }
             Protocol::Iscsi => Export::Nodes { names: node_names(needs.settings), lun: 0 },
         };
         let text = configuration(address, needs.settings, &export).to_string();

@@ -242,6 +242,11 @@ impl Record<'_> {
                 trsvcid: ascii_field(&referral.trsvcid),
                 subnqn: referral.subnqn.to_field(),
                 traddr: ascii_field(&referral.traddr),
+                tsas: if referral.trtype == TRTYPE_RDMA {
+                    Tsas::new(PRTYPE_NONE).to_bytes()
+                } else {
+                    [0; 256]
+                },
                 ..DiscoveryEntry::default()
             },
         }

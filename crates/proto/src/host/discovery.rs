@@ -5,9 +5,10 @@ use std::fmt;
 use zerocopy::FromBytes;
 
 use super::{AdminRequest, command};
-use crate::nvme::discovery::{DiscoveryEntry, DiscoveryHeader};
+use crate::nvme::discovery::{DiscoveryEntry, DiscoveryHeader, TRTYPE_TCP};
 use crate::nvme::log::lid;
 use crate::nvme::{Cqe, NamespaceId, Status};
+use crate::rdma::{TRTYPE_RDMA, Tsas};
 
 /// Bytes of the header and of each record.
 const RECORD_LEN: usize = DiscoveryEntry::LEN;
@@ -43,8 +44,30 @@ pub struct DiscoveryRecord {
     pub subnqn: String,
     /// TRADDR.
     pub traddr: String,
-    /// SECTYPE of a TCP record: 0 none, 2 TLS 1.3.
+    /// SECTYPE of a TCP record: 0 none, 2 TLS 1.3. Of another record it is 0.
     pub sectype: u8,
+    /// What an RDMA record says of the connections that it takes.
+    pub rdma: Option<RdmaSubtype>,
+}
+
+/// The parts of TSAS of an RDMA record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaSubtype {
+    /// QPTYPE: 1 is reliable connected.
+    pub qptype: u8,
+    /// PRTYPE: 1 none, 2 InfiniBand, 3 RoCE, 4 RoCE version 2, 5 iWARP.
+    pub prtype: u8,
+    /// CMS: 1 is RDMA_CM.
+    pub cms: u8,
+}
+
+impl RdmaSubtype {
+    /// Whether a host can connect there with a reliable queue pair and RDMA_CM.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        let Self { qptype, prtype, cms } = self;
+        Tsas { qptype, prtype, cms, ..Tsas::default() }.is_usable()
+    }
 }
 
 impl DiscoveryRecord {
@@ -73,7 +96,11 @@ impl DiscoveryRecord {
             trsvcid: text(&record.trsvcid),
             subnqn: text(&record.subnqn),
             traddr: text(&record.traddr),
-            sectype: record.tsas[0],
+            sectype: if record.trtype == TRTYPE_TCP { record.tsas[0] } else { 0 },
+            rdma: (record.trtype == TRTYPE_RDMA).then(|| {
+                let [qptype, prtype, cms, ..] = record.tsas;
+                RdmaSubtype { qptype, prtype, cms }
+            }),
         }
     }
 }
@@ -295,6 +322,23 @@ mod tests {
             reader.handle_completion(&Cqe::default(), &data)?;
         }
         unreachable!()
+    }
+
+    #[test]
+    fn the_subtype_is_that_of_the_transport() {
+        let parse = |trtype, tsas: [u8; 3]| {
+            let mut bytes = page(1, 1).split_off(RECORD_LEN);
+            bytes[0] = trtype;
+            bytes[768..771].copy_from_slice(&tsas);
+            DiscoveryRecord::parse(DiscoveryEntry::ref_from_bytes(&bytes).unwrap())
+        };
+        let tcp = parse(TRTYPE_TCP, [2, 0, 0]);
+        assert_eq!((tcp.sectype, tcp.rdma), (2, None));
+        let datagrams = parse(TRTYPE_RDMA, [2, 1, 1]);
+        assert_eq!(datagrams.sectype, 0, "QPTYPE is no SECTYPE");
+        assert_eq!(datagrams.rdma.map(RdmaSubtype::is_usable), Some(false));
+        let usable = |tsas| parse(TRTYPE_RDMA, tsas).rdma.is_some_and(RdmaSubtype::is_usable);
+        assert!(usable([1, 1, 1]) && usable([1, 5, 1]) && !usable([1, 1, 2]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::identify::{
     CMIC_ANA, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, DLFEAT_READS_ZEROES, IdentifyController,
-    IdentifyNamespace, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_GRANULARITY, VWC_PRESENT,
+    IdentifyNamespace, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, VWC_PRESENT,
 };
 use crate::nvme::{ControllerId, NamespaceId, Nqn};
 
@@ -292,7 +292,7 @@ impl NamespaceInfo {
         let (block_size, block_count) = (1u32 << format.lbads, raw.nsze.get());
         block_count.checked_mul(u64::from(block_size)).ok_or(InfoError::Capacity(block_count))?;
         // NPWG is in blocks, 0's based.
-        let granular = raw.nsfeat & NSFEAT_GRANULARITY != 0;
+        let granular = raw.nsfeat & NSFEAT_OPTPERF != 0;
         let granule_blocks = if granular { u32::from(raw.npwg.get()) + 1 } else { 1 };
         Ok(Some(Self {
             nsid,

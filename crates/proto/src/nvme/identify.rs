@@ -422,8 +422,10 @@ wire! {
     }
 }
 
-/// NSFEAT bit 4, OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are meaningful.
+/// NSFEAT bit 4, of OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are meaningful.
 pub const NSFEAT_GRANULARITY: u8 = 1 << 4;
+/// NSFEAT bits 5:4, OPTPERF: NPWG, NPWA and NOWS are meaningful if one of them is set (NVM Command Set 1.1).
+pub const NSFEAT_OPTPERF: u8 = 0b11 << 4;
 /// NMIC bit 0: the namespace may be attached to several controllers.
 pub const NMIC_SHARED: u8 = 1 << 0;
 /// NSATTR bit 0: the namespace is write protected.

@@ -137,13 +137,17 @@ fn a_subsystem_is_reached_by_its_own_listeners_only() {
 }
 
 /// What the Discovery log says to our host: SUBTYPE, SUBNQN without its beginning, TRSVCID.
-fn log(snapshot: TargetSnapshot, local: &str) -> Vec<(u8, String, String)> {
+fn entries(snapshot: TargetSnapshot, local: &str) -> Vec<DiscoveryEntry> {
     let mut host = Host::discovery(&Arc::new(snapshot), 0, local);
     let page = host.log(lid::DISCOVERY, 0, 16 * 1024, true).ok().data;
     let entries =
         page.chunks_exact(1024).skip(1).map(|e| DiscoveryEntry::read_from_bytes(e).unwrap());
-    entries
-        .take(page[8].into())
+    entries.take(page[8].into()).collect()
+}
+
+fn log(snapshot: TargetSnapshot, local: &str) -> Vec<(u8, String, String)> {
+    entries(snapshot, local)
+        .into_iter()
         .map(|entry| {
             let name = Nqn::from_field(&entry.subnqn).unwrap();
             let name = name.as_str().rsplit([':', '.']).next().unwrap().to_owned();
@@ -210,5 +214,11 @@ fn referrals_are_listed_for_the_hosts_that_they_are_for_and_a_change_is_told() {
     host.controller.handle_snapshot(Arc::new(snapshot.clone()));
     assert_eq!(host.actions().len(), 1);
     let expected = [entry(1, "discovery", "8009"), entry(2, "other", "8009")];
-    assert_eq!(log(snapshot, "192.0.2.1:8009"), expected);
+    assert_eq!(log(snapshot.clone(), "192.0.2.1:8009"), expected);
+
+    // One by RDMA says which service of RDMA it takes: reliable connections, with the connection manager.
+    snapshot.referrals =
+        vec![Referral { trtype: 1, ..referral(Nqn::discovery(), HostAccess::Any) }];
+    let [found] = &entries(snapshot, "192.0.2.1:8009")[..] else { panic!("not one entry") };
+    assert_eq!((found.trtype, &found.tsas[..4]), (1, &[1, 1, 1, 0][..]));
 }

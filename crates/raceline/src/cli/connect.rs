@@ -5,10 +5,14 @@ use std::path::PathBuf;
 
 use clap::builder::ArgPredicate;
 use clap::{ArgMatches, Command, FromArgMatches};
+use raceline_host::Transport;
 use raceline_proto::nvme::NamespaceId;
 
 use super::device::Device;
 use super::host::{ConnectArgs, namespace};
+use super::manage::SOCKET_VARIABLE;
+use super::nvme::Given;
+use super::queues::QueueNumbers;
 use super::values::{self, CoreList, IoChoice, ModeChoice};
 
 /// What stands for the NQN where a device of this machine is named instead.
@@ -33,10 +37,10 @@ pub(crate) enum DiskKind {
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 It runs in the foreground, and prints one line of JSON when the disk is there. SIGINT, SIGTERM or \
-`raceline disconnect` ends it after what is in flight.
+`raceline disconnect` ends it after what is in flight; the end of the terminal (SIGHUP) does not.
 
-With --as ublk the disk is a block device, which outlives a process that is killed: the same \
-command line goes on with it.
+With --as ublk the disk is a block device, which outlives a process that is killed, and one that is to end while the disk \
+is mounted or open: the same command line goes on with it.
 
 With --as nbd and without --socket and --listen, the disk is at a socket that only this user can use. Whoever can \
 connect to a TCP address can read and write the disk, unless TLS asks clients for a key or a certificate.
@@ -47,6 +51,7 @@ Examples:
   raceline connect --as nbd --bdev /srv/disk.img --listen 0.0.0.0:10809 --nbd-tls-psk keys.psk
   raceline connect --as vhost-user -a 192.0.2.1 -n NQN --socket /run/raceline-disks/vm1.sock
   raceline connect --as ublk -a 192.0.2.1 -n NQN
+  raceline connect --as ublk -n NQN -J /etc/nvme/config.json
   qemu-img info nbd+unix:///?socket=/run/raceline-disks/disk-NQN-1.sock")]
 pub(crate) struct DiskArgs {
     /// What the disk becomes here
@@ -54,7 +59,7 @@ pub(crate) struct DiskArgs {
     pub(crate) kind: DiskKind,
 
     /// A device of this machine instead of a namespace, as `export` takes it
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["address", "nqn"])]
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["address", "nqn", "config"])]
     pub(crate) bdev: Option<Device>,
 
     #[command(flatten)]
@@ -64,6 +69,10 @@ pub(crate) struct DiskArgs {
     #[arg(short = 'N', long, alias = "namespace-id", value_name = "N", default_value = "1")]
     #[arg(value_parser = namespace)]
     pub(crate) namespace: NamespaceId,
+
+    /// Print the connection as a config.json of nvme-cli has it, without secrets, and make no disk
+    #[arg(short = 'O', long, conflicts_with = "bdev")]
+    pub(crate) dump_config: bool,
 
     /// Name by which clients ask for the disk; they need none
     #[arg(long, value_name = "NAME", default_value = "disk", help_heading = "Disk")]
@@ -117,6 +126,10 @@ pub(crate) struct DiskArgs {
     #[arg(help_heading = "Disk")]
     pub(crate) max_io_kib: u32,
 
+    /// Copy the data of a ublk disk, also where the kernel could move them between its requests and a file or block device
+    #[arg(long, help_heading = "Disk")]
+    pub(crate) no_zero_copy: bool,
+
     /// Cores to run on, e.g. 0,2-3 [default: one thread that floats]
     #[arg(long, value_name = "LIST", value_parser = values::core_list, help_heading = "Disk")]
     pub(crate) cores: Option<CoreList>,
@@ -167,31 +180,62 @@ impl DiskTlsArgs {
     }
 }
 
-/// The arguments of a subsystem, for which `--bdev` can stand.
+/// The arguments of a subsystem, for which `--bdev` can stand. Its address may be in a file.
 #[derive(Clone, Debug)]
-pub(crate) struct RemoteArgs(pub(crate) ConnectArgs);
+pub(crate) struct RemoteArgs {
+    /// The address means nothing unless it was given.
+    pub(crate) connect: ConnectArgs,
+    /// The options that stand on the command line.
+    pub(crate) given: Given,
+    pub(crate) file: FileArgs,
+    pub(crate) queues: QueueNumbers,
+}
+
+/// The file with the addresses of a subsystem.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FileArgs {
+    /// File of connections (JSON) with the options of the subsystem, and with its addresses where -a is not given; none is
+    /// no file [default without -a: /etc/nvme/config.json]
+    #[arg(short = 'J', long, alias = "config-file", value_name = "FILE", help_heading = "Target")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// TLS with the key that the kernel keeps for this host and subsystem: --tls-psk kernel:
+    #[arg(long, conflicts_with_all = ["tls_psk", "concat", "bdev"], help_heading = "Host")]
+    pub(crate) tls: bool,
+}
 
 impl FromArgMatches for RemoteArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        ConnectArgs::from_arg_matches(matches).map(Self)
+        let mut connect = ConnectArgs::from_arg_matches(matches)?;
+        let file = FileArgs::from_arg_matches(matches)?;
+        if file.tls {
+            connect.address.tls_psk = Some(PathBuf::from("kernel:"));
+        }
+        Ok(Self {
+            connect,
+            given: Given::of(matches),
+            file,
+            queues: QueueNumbers::from_arg_matches(matches)?,
+        })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0.update_from_arg_matches(matches)
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
 impl clap::Args for RemoteArgs {
     fn augment_args(command: Command) -> Command {
-        let optional = |instead: &'static str| {
-            move |arg: clap::Arg| {
+        let command = ConnectArgs::augment_args(command)
+            .mut_arg("address", |arg| {
+                arg.required(false).default_value("").hide_default_value(true)
+            })
+            .mut_arg("nqn", |arg| {
                 let arg = arg.required(false).required_unless_present("bdev");
-                arg.default_value_if("bdev", ArgPredicate::IsPresent, instead)
-            }
-        };
-        ConnectArgs::augment_args(command)
-            .mut_arg("address", optional(""))
-            .mut_arg("nqn", optional(NO_NQN))
+                arg.default_value_if("bdev", ArgPredicate::IsPresent, NO_NQN)
+            });
+        QueueNumbers::augment_args(FileArgs::augment_args(command))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -203,21 +247,55 @@ impl clap::Args for RemoteArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("which").required(true).multiple(false))]
 pub(crate) struct DisconnectArgs {
-    /// All disks of this subsystem
+    /// All disks and controllers of this subsystem
     #[arg(short = 'n', long, value_name = "NQN", group = "which")]
     pub(crate) nqn: Option<String>,
 
-    /// The disk at this socket, address or path
-    #[arg(short = 'd', long, value_name = "PLACE", group = "which")]
-    pub(crate) device: Option<String>,
+    /// The disk at this socket, address or path, or the controller of the daemon with this name; may be repeated
+    #[arg(short = 'd', long, value_name = "PLACE|NAME", group = "which")]
+    pub(crate) device: Vec<String>,
 
-    /// All disks of this user
+    /// All disks of this user, and all remote controllers of the daemon, as disconnect-all does it
     #[arg(long, group = "which")]
     pub(crate) all: bool,
 
-    /// Also a block device that is in use: what was not written is lost
+    /// With --all, only those of this transport: tcp or rdma
+    #[arg(short = 't', long, value_name = "TRTYPE", value_parser = values::transport, conflicts_with_all = ["nqn", "device"])]
+    pub(crate) transport: Option<Transport>,
+
+    #[command(flatten)]
+    pub(crate) end: EndArgs,
+}
+
+/// Arguments of `disconnect-all`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct DisconnectAllArgs {
+    /// Only those of this transport: tcp or rdma
+    #[arg(short = 'r', long, short_alias = 't', value_name = "TRTYPE")]
+    #[arg(value_parser = values::transport)]
+    pub(crate) transport: Option<Transport>,
+
+    #[command(flatten)]
+    pub(crate) end: EndArgs,
+}
+
+impl From<DisconnectAllArgs> for DisconnectArgs {
+    fn from(args: DisconnectAllArgs) -> Self {
+        let DisconnectAllArgs { transport, end } = args;
+        Self { nqn: None, device: Vec::new(), all: true, transport, end }
+    }
+}
+
+/// How disks and controllers are ended.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct EndArgs {
+    /// Also a block device, or a controller of the daemon, that is in use: what was not written is lost
     #[arg(long)]
     pub(crate) force: bool,
+
+    /// The daemon's socket [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock, if a daemon is there]
+    #[arg(short = 's', long, value_name = "PATH", env = SOCKET_VARIABLE)]
+    pub(crate) socket: Option<String>,
 }
 
 /// A serial number that virtio can carry.
@@ -270,6 +348,42 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_nvme_cli_is_a_line_of_connect() {
+        let line = "--as nbd -t tcp -a 192.0.2.1 -s 4421 -n nqn.2026-01.io.raceline:x -w 192.0.2.9 -f eth0 -T 8 \
+                    -Q 64 -i 4 -W 2 -P 1 -k 30 -c 2 -l 600 -F 5 -g -G -d -D --tls -J f.json -O";
+        let args = parse(&line.split_whitespace().collect::<Vec<_>>().join(" ")).unwrap();
+        let address = &args.remote.connect.address;
+        assert_eq!((address.tos, address.interface.unwrap().to_string()), (Some(8), "eth0".into()));
+        let numbers: Vec<_> = args.remote.queues.given().collect();
+        let expected = [
+            ("nr_io_queues", 4),
+            ("nr_write_queues", 2),
+            ("nr_poll_queues", 1),
+            ("queue_size", 64),
+        ];
+        assert_eq!(numbers, expected);
+        assert!(args.dump_config && args.remote.file.config.unwrap().ends_with("f.json"));
+        let given = &args.remote.given;
+        assert!(given.has("address") && given.has("tos") && !given.has("tls_psk"));
+        assert_eq!(address.tls_psk.as_deref(), Some(std::path::Path::new("kernel:")));
+        assert_eq!(args.remote.connect.paths.fast_io_fail_tmo, Some(5));
+        let words = given.words.join(" ");
+        for word in [
+            "--host-traddr=192.0.2.9",
+            "--hdr-digest",
+            "--queue-size=64",
+            "--ctrl-loss-tmo=600",
+            "--tls",
+        ] {
+            assert!(words.contains(word), "{words}");
+        }
+        assert!(!words.contains("192.0.2.1 ") && !words.contains("nqn."), "{words}");
+        for wrong in ["-Q 1", "-Q 4097", "-T 256", "-f a/b", "-J f --bdev ram:1M"] {
+            parse(&format!("--as nbd -n nqn.2026-01.io.raceline:x -a h {wrong}")).unwrap_err();
+        }
+    }
+
+    #[test]
     fn a_disk_is_a_namespace_or_a_device() {
         let args = parse("--as nbd -t tcp -a 192.0.2.1 -n nqn.2026-01.io.raceline:x -N 3").unwrap();
         assert_eq!((args.namespace, args.bdev.is_none()), (NamespaceId(3), true));
@@ -278,6 +392,8 @@ mod tests {
         assert!(args.bdev.is_some());
         let args = parse("--as ublk --bdev ram:64M --ublk-id 3 --max-io-kib 64").unwrap();
         assert_eq!((args.kind, args.ublk_id, args.queue_depth), (DiskKind::Ublk, Some(3), 128));
+        assert!(!args.no_zero_copy);
+        assert!(parse("--as ublk --bdev ram:64M --no-zero-copy").unwrap().no_zero_copy);
         parse("--as ublk --bdev ram:1M --queue-depth 65536").unwrap_err();
         for line in ["--as nbd", "--as nbd -a h", "--as nbd --bdev ram:1M -a h", "--bdev ram:1M"] {
             parse(line).unwrap_err();

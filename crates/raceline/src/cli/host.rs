@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
+use raceline_reactor::socket::Interface;
 use raceline_tls::Ktls;
 
 use super::authentication::AlgorithmArgs;
 use super::initiator::IscsiArgs;
+use super::nvme::Given;
 use super::paths::PathArgs;
 use super::values::{self, OutputFormat};
 
@@ -37,6 +39,11 @@ pub(crate) struct AddressArgs {
     /// Address of this machine to connect from [default: the kernel chooses]
     #[arg(short = 'w', long = "host-traddr", value_name = "ADDR", help_heading = "Host")]
     pub(crate) source: Option<IpAddr>,
+
+    /// Network interface of this machine by which all packets leave and come [default: the kernel chooses]
+    #[arg(short = 'f', long = "host-iface", value_name = "IFACE", help_heading = "Host")]
+    #[arg(value_parser = values::interface)]
+    pub(crate) interface: Option<Interface>,
 
     /// NQN of this host [default: /etc/nvme/hostnqn, or derived from this machine]
     #[arg(short = 'q', long = "hostnqn", value_name = "HOSTNQN", help_heading = "Host")]
@@ -100,6 +107,10 @@ pub(crate) struct AddressArgs {
     #[arg(long = "sock-priority", value_name = "N", help_heading = "Host")]
     #[arg(value_parser = values::sock_priority)]
     pub(crate) priority: Option<u32>,
+
+    /// Type of service of what is sent over TCP, or its traffic class with IPv6, 0 to 255
+    #[arg(short = 'T', long, value_name = "N", help_heading = "Host")]
+    pub(crate) tos: Option<u8>,
 
     /// Taken as nvme-cli has it: this host never wants submission queue flow control
     #[arg(short = 'd', long = "disable-sqflow", hide = true)]
@@ -168,15 +179,16 @@ pub(crate) struct DiscoverArgs {
 
 /// The same arguments, where `--mdns` or a file stands for the address.
 #[derive(Clone, Debug)]
-pub(crate) struct OptionalAddress(pub(crate) AddressArgs);
+pub(crate) struct OptionalAddress(pub(crate) AddressArgs, pub(crate) Given);
 
 impl clap::FromArgMatches for OptionalAddress {
     fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
-        AddressArgs::from_arg_matches(matches).map(Self)
+        Ok(Self(AddressArgs::from_arg_matches(matches)?, Given::of(matches)))
     }
 
     fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
-        self.0.update_from_arg_matches(matches)
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
@@ -253,6 +265,7 @@ pub(crate) struct WriteArgs {
 
 /// A number that can name a namespace.
 pub(crate) fn namespace(text: &str) -> Result<NamespaceId, String> {
-    let nsid = text.parse().ok().map(NamespaceId).filter(|nsid| nsid.is_valid());
+    let number = super::nvme::number(text).ok().and_then(|number| u32::try_from(number).ok());
+    let nsid = number.map(NamespaceId).filter(|nsid| nsid.is_valid());
     nsid.ok_or_else(|| "a namespace is a number from 1 to 4294967294".to_owned())
 }

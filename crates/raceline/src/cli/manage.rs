@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Subcommand, ValueHint};
 use clap_complete::ArgValueCandidates;
 use raceline_bdev::ByteSize;
-use raceline_control::client::DEFAULT_SOCKET;
 use raceline_initiator::Name;
 use uuid::Uuid;
 
@@ -22,10 +21,10 @@ pub(crate) const SOCKET_VARIABLE: &str = "RACELINE_RPC_SOCKET";
 /// The daemon to manage, and the form of the output.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DaemonArgs {
-    /// The daemon's socket
+    /// The daemon's socket [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock]
     #[arg(short = 's', long, value_name = "PATH", env = SOCKET_VARIABLE, global = true)]
-    #[arg(default_value = DEFAULT_SOCKET, value_hint = ValueHint::FilePath)]
-    pub(crate) socket: String,
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) socket: Option<String>,
     /// How long to wait for the daemon, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "60", global = true)]
     #[arg(value_parser = super::rpc::seconds)]
@@ -124,7 +123,7 @@ pub(crate) enum SubsysVerb {
         /// Its name
         #[arg(value_name = "NQN")]
         nqn: String,
-        /// Its serial number
+        /// Its serial number [default: derived from the NQN]
         #[arg(long, value_name = "TEXT")]
         serial: Option<String>,
         /// Its model number
@@ -465,9 +464,9 @@ pub(crate) struct PortChange {
     /// The subsystem
     #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
     pub(crate) nqn: String,
-    /// Where: ADDR, ADDR:PORT or [ADDR]:PORT; the port is 4420 unless given
-    #[arg(value_name = "ADDR[:PORT]", value_parser = super::values::listen_address)]
-    pub(crate) address: std::net::SocketAddr,
+    /// Where: ADDR, ADDR:PORT or [ADDR]:PORT, with rdma:// before it for NVMe/RDMA; the port is 4420 unless given
+    #[arg(value_name = "[rdma://]ADDR[:PORT]", value_parser = super::values::listen)]
+    pub(crate) address: super::values::Listen,
 }
 
 /// Arguments of `host`.

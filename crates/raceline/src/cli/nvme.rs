@@ -1,12 +1,11 @@
 //! Arguments of the verbs of nvme-cli: `list`, `id-ctrl`, `create-ns`, `dsm` and so on.
 //!
-//! Options have nvme-cli's long names. A one-letter option means here what it means to `nvme connect`, so that options
-//! whose letter is taken have their long name only.
+//! Options have nvme-cli's long names; their letters are in [`super::letters`].
 
 use std::path::PathBuf;
 
+use clap::Args as _;
 use clap::parser::ValueSource;
-use raceline_control::client::DEFAULT_SOCKET;
 use raceline_proto::nvme::NamespaceId;
 
 use super::host::{ConnectArgs, namespace};
@@ -27,13 +26,60 @@ pub(crate) struct DeviceArgs {
     pub(crate) has_nqn: bool,
     /// Other ways to name a controller.
     pub(crate) named: NamedArgs,
+    /// The options of a connection that the command line has.
+    pub(crate) given: Given,
+}
+
+/// The options of a connection that stand on the command line: they come before those of an entry of a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Given {
+    /// In the form in which an entry of a file is read. Secrets are apart: an entry has them itself.
+    pub(crate) words: Vec<String>,
+    names: Vec<String>,
+}
+
+impl Given {
+    /// Those that say where the controller is, and not how to connect.
+    const PLACE: [&str; 3] = ["address", "port", "nqn"];
+    /// Those that are read as options, and not as members of an entry.
+    const APART: [&str; 3] = ["dhchap_secret", "dhchap_ctrl_secret", "output"];
+
+    pub(crate) fn of(matches: &clap::ArgMatches) -> Self {
+        let mut given = Self::default();
+        let command = ConnectArgs::augment_args(clap::Command::new("options"));
+        let command = super::queues::QueueNumbers::augment_args(command);
+        let own = clap::Arg::new("tls").long("tls").action(clap::ArgAction::SetTrue);
+        for arg in command.arg(own).get_arguments() {
+            let id = arg.get_id().as_str();
+            let is_known = matches.try_contains_id(id).is_ok();
+            if !is_known || matches.value_source(id) != Some(ValueSource::CommandLine) {
+                continue;
+            }
+            given.names.push(id.to_owned());
+            let long =
+                arg.get_long().filter(|_| !Self::PLACE.contains(&id) && !Self::APART.contains(&id));
+            let Some(long) = long else { continue };
+            if matches!(arg.get_action(), clap::ArgAction::SetTrue) {
+                given.words.push(format!("--{long}"));
+                continue;
+            }
+            let values = matches.get_raw(id).into_iter().flatten();
+            given.words.extend(values.map(|value| format!("--{long}={}", value.to_string_lossy())));
+        }
+        given
+    }
+
+    /// Whether this option stands there, by the name of its field.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known == name)
+    }
 }
 
 /// Ways to name a controller other than its address.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct NamedArgs {
     /// A remote controller of the daemon (its NAME), or one of its namespaces (NAMEnN), instead of -a and -n
-    #[arg(value_name = "DEVICE", conflicts_with_all = ["address", "nqn", "config"])]
+    #[arg(value_name = "DEVICE", value_parser = device, conflicts_with_all = ["address", "nqn", "config", "port", "transport"])]
     pub(crate) device: Option<String>,
 
     /// File of connections in which -n is looked up where -a is not given [default: /etc/nvme/config.json]
@@ -50,20 +96,9 @@ pub(crate) struct NamedArgs {
     #[arg(long, conflicts_with_all = ["tls_psk", "concat"], help_heading = "Host")]
     pub(crate) tls: bool,
 
-    /// Network interface of this machine to connect from
-    #[arg(
-        short = 'f',
-        long,
-        value_name = "IFACE",
-        conflicts_with = "source",
-        help_heading = "Host"
-    )]
-    pub(crate) host_iface: Option<String>,
-
-    /// The socket of the daemon that has DEVICE
-    #[arg(long, value_name = "PATH", env = SOCKET_VARIABLE, default_value = DEFAULT_SOCKET)]
-    #[arg(help_heading = "Target")]
-    pub(crate) socket: String,
+    /// The socket of the daemon that has DEVICE [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock]
+    #[arg(long, value_name = "PATH", env = SOCKET_VARIABLE, help_heading = "Target")]
+    pub(crate) socket: Option<String>,
 
     /// For people, for programs, or the bytes as they are
     #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
@@ -73,6 +108,16 @@ pub(crate) struct NamedArgs {
     /// The bytes as they are: -o binary
     #[arg(short = 'b', long)]
     pub(crate) raw_binary: bool,
+}
+
+/// The name of a remote controller of the daemon, or of one of its namespaces.
+fn device(text: &str) -> Result<String, String> {
+    match text.starts_with("/dev/") {
+        true => Err("device files of the kernel are nvme-cli's: here DEVICE is a remote controller of the daemon, as \
+                     raceline list shows them, and without a daemon -a ADDRESS and -n NQN say where it is"
+            .to_owned()),
+        false => Ok(text.to_owned()),
+    }
 }
 
 impl NamedArgs {
@@ -103,6 +148,7 @@ impl clap::FromArgMatches for DeviceArgs {
             has_address: given("address"),
             has_nqn: given("nqn"),
             named: NamedArgs::from_arg_matches(matches)?,
+            given: Given::of(matches),
         })
     }
 
@@ -143,9 +189,13 @@ impl clap::Args for DeviceArgs {
     }
 }
 
-/// A number as C writes it: decimal, or hexadecimal after 0x.
+/// A number as C writes it: decimal, or hexadecimal after 0x. One that begins with another 0 is refused: it is octal in C and
+/// for nvme-cli, and whoever writes it seldom means that.
 pub(crate) fn number(text: &str) -> Result<u64, String> {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    if hex.is_none() && text.len() > 1 && text.starts_with('0') {
+        return Err("a number does not begin with 0: nvme-cli takes it for octal".to_owned());
+    }
     let parsed = match hex {
         Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16),
         _ => text.parse(),
@@ -183,11 +233,42 @@ pub(crate) struct ControllerArgs {
     pub(crate) device: DeviceArgs,
 }
 
+/// Whether people are told what numbers mean.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct DecodeArgs {
+    /// Say below each field what its bits mean; programs get the numbers as they are
+    #[arg(short = 'H', long)]
+    pub(crate) human_readable: bool,
+}
+
+/// Arguments of `id-ctrl`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct IdCtrlArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) decode: DecodeArgs,
+}
+
+/// Arguments of `id-ns`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct IdNsArgs {
+    #[command(flatten)]
+    pub(crate) namespace: NamespaceArgs,
+
+    #[command(flatten)]
+    pub(crate) decode: DecodeArgs,
+}
+
 /// Arguments of `connect-all`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnectAllArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+
+    #[command(flatten)]
+    pub(crate) queues: super::queues::QueueNumbers,
 
     /// Follow the discovery controllers: connect to what they offer later, too
     #[arg(short = 'p', long)]
@@ -201,7 +282,7 @@ pub(crate) struct NamespaceArgs {
     pub(crate) device: DeviceArgs,
 
     /// The namespace [default: that of DEVICE, or the only one]
-    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
+    #[arg(short = 'N', long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
     pub(crate) namespace_id: Option<NamespaceId>,
 }
 
@@ -236,7 +317,7 @@ pub(crate) struct GetLogArgs {
     pub(crate) csi: u8,
 
     /// The namespace [default: the controller]
-    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    #[arg(short = 'N', long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
     pub(crate) namespace_id: Option<NamespaceId>,
 }
 
@@ -246,8 +327,11 @@ pub(crate) struct SmartLogArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 
+    #[command(flatten)]
+    pub(crate) decode: DecodeArgs,
+
     /// The namespace [default: the controller]
-    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    #[arg(short = 'N', long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
     pub(crate) namespace_id: Option<NamespaceId>,
 }
 
@@ -260,6 +344,9 @@ pub(crate) struct ErrorLogArgs {
     /// Most entries that are shown
     #[arg(short = 'e', long, value_name = "N", default_value = "64", value_parser = number_32)]
     pub(crate) log_entries: u32,
+
+    #[command(flatten)]
+    pub(crate) decode: DecodeArgs,
 }
 
 /// Arguments of `format`.
@@ -355,7 +442,7 @@ pub(crate) struct AttachArgs {
     pub(crate) device: DeviceArgs,
 
     /// The namespace
-    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
+    #[arg(short = 'N', long, visible_alias = "namespace", value_name = "N", value_parser = namespace)]
     pub(crate) namespace_id: NamespaceId,
 
     /// The controllers [default: that of this connection, which stands for this host]
@@ -370,7 +457,7 @@ pub(crate) struct DeleteArgs {
     pub(crate) device: DeviceArgs,
 
     /// The namespace, or 0xffffffff for all of the pool
-    #[arg(long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
+    #[arg(short = 'N', long, visible_alias = "namespace", value_name = "N", value_parser = namespace_or_all)]
     pub(crate) namespace_id: NamespaceId,
 }
 
@@ -400,11 +487,11 @@ pub(crate) struct ZeroesArgs {
     pub(crate) namespace: NamespaceArgs,
 
     /// First block
-    #[arg(long, value_name = "N", default_value = "0", value_parser = number)]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) start_block: u64,
 
     /// Number of blocks less one, as nvme-cli has it: 0 is one block
-    #[arg(long, value_name = "N", default_value = "0", value_parser = number)]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) block_count: u64,
 
     /// The controller may free the blocks
@@ -470,8 +557,9 @@ mod tests {
     fn numbers_are_written_as_in_c() {
         assert_eq!(number("0x10"), Ok(16));
         assert_eq!(number("10"), Ok(10));
+        assert_eq!(number("0"), Ok(0));
         assert_eq!(number("0xffffffffffffffff"), Ok(u64::MAX));
-        for text in ["", "0x", "-1", "0x+1", "1k", "18446744073709551616"] {
+        for text in ["", "0x", "-1", "0x+1", "1k", "18446744073709551616", "010", "00", "08"] {
             assert!(number(text).is_err(), "{text}");
         }
         assert!(number_16("65536").is_err() && number_8("0x100").is_err());

@@ -29,7 +29,12 @@ pub(crate) struct PathArgs {
     pub(crate) no_failback: bool,
 
     /// Seconds after the loss of the last path after which its commands fail, -1 for --ctrl-loss-tmo
-    #[arg(long = "fast-io-fail-tmo", alias = "fast_io_fail_tmo", value_name = "SECONDS")]
+    #[arg(
+        short = 'F',
+        long = "fast-io-fail-tmo",
+        alias = "fast_io_fail_tmo",
+        value_name = "SECONDS"
+    )]
     #[arg(allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=86_400))]
     #[arg(help_heading = "Paths")]
     pub(crate) fast_io_fail_tmo: Option<i64>,

@@ -48,6 +48,51 @@ pub(crate) struct QueueArgs {
     pub(crate) send_flags: bool,
 }
 
+/// How many queues a remote controller is asked for, and of how many entries: options of `connect` and `connect-all`, and
+/// members of files of connections. 0 is the same as none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct QueueNumbers {
+    /// I/O queues, one for each core that serves the disk; without --cores, as many threads that float
+    #[arg(short = 'i', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) nr_io_queues: Option<u16>,
+
+    /// More I/O queues, for commands other than reads; those of -i are for reads then
+    #[arg(short = 'W', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) nr_write_queues: Option<u16>,
+
+    /// More I/O queues, one for each of the first N cores: they take its reads and writes, and it polls for their ends
+    #[arg(short = 'P', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub(crate) nr_poll_queues: Option<u16>,
+
+    /// Entries of each I/O queue, 2 to 4096 [default: 128]
+    #[arg(short = 'Q', long, value_name = "N", value_parser = queue_size)]
+    pub(crate) queue_size: Option<u16>,
+}
+
+impl QueueNumbers {
+    /// Those that were given and are not 0, with their names.
+    pub(crate) fn given(&self) -> impl Iterator<Item = (&'static str, u16)> {
+        let all = [
+            ("nr_io_queues", self.nr_io_queues),
+            ("nr_write_queues", self.nr_write_queues),
+            ("nr_poll_queues", self.nr_poll_queues),
+            ("queue_size", self.queue_size),
+        ];
+        all.into_iter().filter_map(|(name, number)| Some((name, number.filter(|it| *it > 0)?)))
+    }
+
+    /// The number of this name, unless it is 0.
+    pub(crate) fn number(&self, name: &str) -> Option<u16> {
+        self.given().find(|(known, _)| *known == name).map(|(_, number)| number)
+    }
+}
+
+fn queue_size(text: &str) -> Result<u16, String> {
+    let entries = text.parse().ok().filter(|entries| *entries == 0 || (2..=4096).contains(entries));
+    entries.ok_or_else(|| "a queue has 2 to 4096 entries".to_owned())
+}
+
 /// `--placement` of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum HostPlacementChoice {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use raceline_control::client::{DEFAULT_PORT, DEFAULT_SOCKET};
+use raceline_control::client::DEFAULT_PORT;
 
 const AFTER_HELP: &str = "\
 METHOD and its options are spelled as rpc.py of SPDK v20.10 to 26.9 spells them; raceline rpc METHOD --help \
@@ -19,10 +19,9 @@ connect.";
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RpcArgs {
-    /// The daemon's socket, or its IP address
+    /// The daemon's socket, or its IP address [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock]
     #[arg(short = 's', long = "server-addr", value_name = "PATH|IP", env = "RACELINE_RPC_SOCKET")]
-    #[arg(default_value = DEFAULT_SOCKET)]
-    pub(crate) server: String,
+    pub(crate) server: Option<String>,
 
     /// The daemon's port, with an IP address
     #[arg(short = 'p', long, value_name = "PORT", default_value_t = DEFAULT_PORT)]

@@ -17,8 +17,11 @@ Clients of SPDK (rpc.py, spdk-rpc, and raceline rpc) configure it on the socket.
 --rpc-admin, root, and the user it runs as may change things; others whom the mode of the socket \
 lets in may look.
 
-SIGINT or SIGTERM ends it after what is in flight; a second one ends it at once. SIGUSR2 has it start the \
-program anew with the same arguments and --take-over.
+SIGINT or SIGTERM ends it after what is in flight; a second one ends it at once.
+
+To replace it by a new program while hosts stay connected, run raceline serve with the same arguments and \
+--take-over, or systemctl reload. SIGUSR2 has it start that itself, but only with --sandbox off: in the sandbox, which \
+is on by default, it can start no program.
 
 Example: raceline serve -r /run/raceline/rpc.sock -m [0,1] --state-dir /var/lib/raceline")]
 pub(crate) struct ServeArgs {

@@ -1,6 +1,5 @@
 //! The command line as users type it: what is accepted, and the exact message when it is not.
 
-use clap::CommandFactory as _;
 use raceline_accel::{CrcPath, OpCode};
 use raceline_target::{ConnectionOptions, PlacementPolicy, ZeroCopySend};
 
@@ -11,7 +10,7 @@ use crate::failure::usage_line;
 fn parse(line: &str) -> Result<Verb, String> {
     let words: Vec<String> =
         std::iter::once("raceline").chain(line.split_whitespace()).map(str::to_owned).collect();
-    let cli = Cli::try_parse_from(&words);
+    let cli = letters::parse_from(&words);
     cli.map(|cli| cli.verb).map_err(|error| usage_line(&error, &words))
 }
 
@@ -19,7 +18,8 @@ const TARGET: &str = "-a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1";
 
 #[test]
 fn the_definition_is_consistent() {
-    Cli::command().debug_assert();
+    letters::definition().debug_assert();
+    letters::with_devices().debug_assert();
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn wrong_lines_say_what_would_be_right() {
 
 #[test]
 fn every_verb_has_a_help_text_that_fits() {
-    for verb in Cli::command().get_subcommands_mut() {
+    for verb in letters::definition().get_subcommands_mut() {
         assert!(verb.get_about().is_some(), "{}", verb.get_name());
         for argument in verb.get_arguments() {
             assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());

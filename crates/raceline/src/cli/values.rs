@@ -7,6 +7,7 @@ use std::time::Duration;
 use raceline_bdev::ByteSize;
 use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, Nqn};
+use raceline_reactor::socket::Interface;
 use raceline_reactor::{Backend, Mode};
 use raceline_target::{
     MIN_PASS_BYTES, MIN_ZERO_COPY_BYTES, PlacementPolicy, SubsystemConfig, TargetConfig, Weight,
@@ -166,6 +167,16 @@ pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
 }
 
+/// The name of a network interface.
+pub(crate) fn interface(text: &str) -> Result<Interface, String> {
+    Interface::named(text).ok_or_else(|| {
+        format!(
+            "an interface has a name of 1 to {} letters, as `ip link` shows it",
+            Interface::NAME_MAX
+        )
+    })
+}
+
 /// `-t`, as in nvme-cli.
 pub(crate) fn transport(text: &str) -> Result<Transport, String> {
     let other = match text.to_ascii_lowercase().as_str() {
@@ -229,6 +240,13 @@ pub(crate) struct Listen {
     pub(crate) address: SocketAddr,
     /// For NVMe/RDMA, not for NVMe/TCP.
     pub(crate) is_rdma: bool,
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_rdma { "rdma://" } else { "" };
+        write!(f, "{scheme}{}", self.address)
+    }
 }
 
 /// An address for TCP, or one for RDMA with `rdma://` before it.
@@ -415,6 +433,7 @@ mod tests {
     fn listeners_for_rdma_have_a_scheme() {
         let rdma = listen("rdma://192.0.2.1").unwrap();
         assert_eq!((rdma.address.to_string(), rdma.is_rdma), ("192.0.2.1:4420".to_owned(), true));
+        assert_eq!(rdma.to_string(), "rdma://192.0.2.1:4420");
         assert!(listen("rdma://[2001:db8::1]:1").unwrap().is_rdma);
         assert!(!listen("192.0.2.1:1").unwrap().is_rdma);
         for text in ["rdma:192.0.2.1", "rdma://", "rdma://host:1", "tcp://192.0.2.1"] {

@@ -7,13 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
 /// How often it looks whether a process has ended.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long a command waits for another one that uses the folder. Each uses it for as long as it takes to read or write small
+/// files.
+const TURN_TIME: Duration = Duration::from_secs(10);
+
+/// What the kernel shows of locks on files.
+const LOCKS: &str = "/proc/locks";
 
 /// A disk that runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +30,9 @@ pub(super) struct Entry {
     pub(super) kind: String,
     /// The subsystem; none for a device of this machine.
     pub(super) nqn: Option<String>,
+    /// By which the subsystem is reached.
+    #[serde(default)]
+    pub(super) transport: Option<String>,
     /// Sockets and addresses.
     pub(super) places: Vec<String>,
 }
@@ -107,9 +118,37 @@ impl Registry {
     /// Keeps others from putting files in the folder, and from removing those without a lock, until it is dropped: a
     /// file that is made has no lock at first.
     fn take_turn(&self) -> io::Result<File> {
+        self.take_turn_within(TURN_TIME)
+    }
+
+    fn take_turn_within(&self, time: Duration) -> io::Result<File> {
         let dir = File::open(&self.dir)?;
-        flock(&dir, FlockOperation::LockExclusive)?;
-        Ok(dir)
+        let end = Instant::now() + time;
+        loop {
+            match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(dir),
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => {
+                    std::thread::sleep(LOOK_INTERVAL);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let who = holder(&dir).map_or_else(
+                        || "another process".to_owned(),
+                        |pid| format!("process {pid}"),
+                    );
+                    return Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        format!(
+                            "{who} has locked {} for longer than {} s: it may hang; end it, or see what it is with lsof {}",
+                            self.dir.display(),
+                            time.as_secs(),
+                            self.dir.display()
+                        ),
+                    ));
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// The disks that run. Files of processes that were killed are removed.
@@ -169,6 +208,25 @@ impl Registry {
     }
 }
 
+/// The process that has locked a file, if the kernel says so.
+fn holder(file: &File) -> Option<u32> {
+    let found = file.metadata().ok()?;
+    holder_in(&fs::read_to_string(LOCKS).ok()?, found.dev(), found.ino())
+}
+
+/// The same from the text of proc_locks(5): `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE 0 EOF`.
+fn holder_in(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let place = format!("{major:02x}:{minor:02x}:{inode}");
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // A line with an arrow is of who waits.
+        let [_, "FLOCK", _, _, pid, of, ..] = words[..] else { return None };
+        // A process of another namespace has no number here.
+        pid.parse().ok().filter(|pid| of == place && *pid > 0)
+    })
+}
+
 /// Whether nobody holds the lock.
 fn is_free(file: &File) -> bool {
     let free = flock(file, FlockOperation::NonBlockingLockShared).is_ok();
@@ -190,7 +248,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let uid = rustix::process::geteuid().as_raw();
         let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
-        let entry = Entry { pid: 7, kind: "nbd".into(), nqn: None, places: Vec::new() };
+        let entry =
+            Entry { pid: 7, kind: "nbd".into(), nqn: None, transport: None, places: Vec::new() };
         let is_over = AtomicBool::new(false);
         let lost = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -214,6 +273,45 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_stays_locked_is_named_with_who_has_locked_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let turn = registry.take_turn().unwrap();
+        let began = Instant::now();
+        let error = registry.take_turn_within(Duration::from_millis(50)).unwrap_err();
+        assert!(began.elapsed() >= Duration::from_millis(50));
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let text = error.to_string();
+        assert!(text.contains(&format!("has locked {}", registry.dir().display())), "{text}");
+        // Where the folder is on a file system whose numbers stat(2) changes, the process is not known.
+        let own = format!("process {} has", std::process::id());
+        assert!(text.starts_with(&own) || text.starts_with("another process has"), "{text}");
+        // Whoever waits in time has the next turn.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                drop(turn);
+            });
+            registry.take_turn_within(Duration::from_secs(60)).unwrap();
+        });
+    }
+
+    #[test]
+    fn the_kernel_says_who_has_locked_a_file() {
+        let text = "1: POSIX  ADVISORY  WRITE 11 fe:01:77 0 EOF\n\
+                    2: FLOCK  ADVISORY  WRITE 12 fe:01:78 0 EOF\n\
+                    3: FLOCK  ADVISORY  WRITE 13 fe:01:77 0 EOF\n\
+                    3: -> FLOCK  ADVISORY  WRITE 14 fe:01:77 0 EOF\n\
+                    4: FLOCK  ADVISORY  WRITE 0 fe:02:77 0 EOF\n";
+        let device = |minor| rustix::fs::makedev(0xfe, minor);
+        assert_eq!(holder_in(text, device(1), 77), Some(13));
+        assert_eq!(holder_in(text, device(1), 78), Some(12));
+        assert_eq!(holder_in(text, device(2), 77), None);
+        assert_eq!(holder_in("", device(1), 77), None);
+    }
+
+    #[test]
     fn what_runs_is_listed_and_what_is_gone_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let uid = rustix::process::geteuid().as_raw();
@@ -222,6 +320,7 @@ mod tests {
             pid: std::process::id(),
             kind: "nbd".into(),
             nqn: None,
+            transport: None,
             places: vec!["127.0.0.1:1".into()],
         };
         let noted = registry.add(&entry).unwrap();

@@ -1,18 +1,19 @@
 //! `raceline connect --as ublk`: a block device of the kernel, and what is left of one whose process was killed.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use raceline_bdev::SharedBdev;
-use raceline_ublk::{Disk, DiskConfig, DiskError, Mark};
-use rustix::fs::OFlags;
+use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
-use super::registry::{Entry, Registry};
-use super::{HEALTH_INTERVAL, Ready, note, print};
+use super::disconnect::END_TIME;
+use super::registry::{Entry, LOOK_INTERVAL, Registry};
+use super::{HEALTH_INTERVAL, Ready, Way, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
+use crate::shell;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
 
@@ -35,26 +36,25 @@ pub(super) fn prepare(args: &DiskArgs) -> Result<(), Failure> {
 /// Serves the disk until a signal.
 pub(super) fn serve(
     args: &DiskArgs,
-    device: &SharedBdev,
+    (device, way): (&SharedBdev, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let info = device.info();
     let mut config = DiskConfig::new(Arc::clone(device), mark(args, device));
     config.id = args.ublk_id;
-    if let Some(cores) = &args.cores {
-        config.cores = cores.0.iter().copied().map(Some).collect();
-    }
+    config.cores = way.cores;
     config.mode = args.mode.into();
     config.depth = args.queue_depth;
     config.max_io_bytes = args.max_io_kib.saturating_mul(1024);
     config.read_only = args.read_only;
+    config.zero_copy = !args.no_zero_copy;
     let mut disk = Disk::start(&config).map_err(|error| failure(&error))?;
     let place = disk.path();
     if disk.is_recovered() {
         tracing::info!("{place} goes on: the process that served it had ended");
     }
-    let noted = note(args, registry, "ublk", vec![place.clone()]);
+    let noted = note(args, registry, ("ublk", way.transport), vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "ublk",
@@ -64,13 +64,40 @@ pub(super) fn serve(
         block_size: info.block_size,
         read_only: args.read_only || info.read_only,
         recovered: Some(disk.is_recovered()),
+        zero_copy: Some(disk.is_zero_copy()),
         pid: std::process::id(),
     };
-    let uses = format!("it is the block device {place}");
+    let copied = if disk.is_zero_copy() { ", to which data go without a copy" } else { "" };
+    let uses = format!("it is the block device {place}{copied}");
     let ended = print(&ready, &uses).and_then(|()| wait(device, &mut disk, interrupt));
-    let stopped = disk.stop().map_err(|error| failure(&error));
+    let stopped = match disk.end() {
+        Ok(Ended::Removed) => Ok(()),
+        Ok(Ended::Left(user)) => {
+            let command: Vec<String> = std::env::args().collect();
+            let text = left(&place, user, &command);
+            tracing::warn!("{text}");
+            shell::note(&text);
+            Ok(())
+        }
+        Err(error) => Err(failure(&error)),
+    };
     drop(noted);
     ended.and(stopped)
+}
+
+/// What people are told of a disk whose users would lose it.
+fn left(place: &str, user: User, command: &[String]) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c);
+    let quote = |word: &String| match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    };
+    let command: Vec<String> = command.iter().map(quote).collect();
+    format!(
+        "{place} is in use by {user}: it stays, and its I/O waits until `{}` goes on with it; `raceline disconnect -d {place}` \
+         removes it, and what waits fails",
+        command.join(" ")
+    )
 }
 
 /// Waits for a signal that requests the end, and follows the size of the device.
@@ -80,7 +107,8 @@ fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(
     while interrupt.wait(HEALTH_INTERVAL).is_none() {
         if !disk.is_running() {
             return Err(Failure::runtime(format!(
-                "{place} has ended, or was removed by another program; the log may say why"
+                "{place} has ended, was removed by another program, or the kernel has refused a command of it; the log may \
+                 say why"
             )));
         }
         sizes.look();
@@ -98,21 +126,40 @@ fn mark(args: &DiskArgs, device: &SharedBdev) -> Mark {
     let info = device.info();
     let uuid: String = info.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     Mark::of(&match &args.bdev {
-        None => format!("{} {} {uuid}", args.remote.0.nqn, args.namespace),
+        None => format!("{} {} {uuid}", args.remote.connect.nqn, args.namespace),
         Some(_) => format!("bdev {} {uuid}", info.name),
     })
 }
 
 /// Refuses the end of a disk that is mounted, or otherwise has an exclusive user.
 pub(super) fn check_unused(entry: &Entry) -> Result<(), Failure> {
-    let exclusive = i32::try_from(OFlags::EXCL.bits()).unwrap_or_default();
     for place in entry.places.iter().filter(|_| entry.kind == "ublk") {
-        let opened = OpenOptions::new().read(true).custom_flags(exclusive).open(place);
-        if opened.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy) {
+        if raceline_ublk::is_held(place) {
             return Err(Failure::runtime(format!(
                 "{place} is in use, by a mount, swap, RAID or device mapper: let go of it first, or add --force, and what \
                  was not written is lost"
             )));
+        }
+    }
+    Ok(())
+}
+
+/// Removes a disk that its process has left to its users: whoever asks for the end has to be obeyed.
+pub(super) fn remove_left(entry: &Entry, force: bool) -> Result<(), Failure> {
+    if !force {
+        // Somebody may have mounted it meanwhile.
+        check_unused(entry)?;
+    }
+    let until = Instant::now() + END_TIME;
+    for place in entry.places.iter().filter(|_| entry.kind == "ublk") {
+        // Its process has noted its end, and may still be there.
+        while Path::new(place).exists() && !remove_orphan(place)? {
+            if Instant::now() > until {
+                let pid = entry.pid;
+                let text = format!("{place} is left over: process {pid} has not ended");
+                return Err(Failure::runtime(text));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
         }
     }
     Ok(())
@@ -127,5 +174,21 @@ fn failure(error: &DiskError) -> Failure {
     match error {
         DiskError::Invalid(text) => Failure::usage(text),
         error => Failure::runtime(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_stays_says_what_goes_on_with_it() {
+        let words =
+            ["raceline", "connect", "--as", "ublk", "--bdev", "/srv/my disk's.img", "-q", ""];
+        let text = left("/dev/ublkb3", User::Process(17), &words.map(str::to_owned));
+        let command = r"`raceline connect --as ublk --bdev '/srv/my disk'\''s.img' -q ''` goes on";
+        assert!(text.starts_with("/dev/ublkb3 is in use by process 17: it stays"), "{text}");
+        assert!(text.contains(command), "{text}");
+        assert!(text.contains("`raceline disconnect -d /dev/ublkb3` removes it"), "{text}");
     }
 }

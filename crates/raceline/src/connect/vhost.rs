@@ -4,7 +4,7 @@ use raceline_bdev::SharedBdev;
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
 use super::registry::Registry;
-use super::{HEALTH_INTERVAL, Ready, default_socket, note, print};
+use super::{HEALTH_INTERVAL, Ready, Way, default_socket, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -16,7 +16,7 @@ const SERIAL_LEN: usize = 20;
 /// Serves the disk until a signal.
 pub(super) fn serve(
     args: &DiskArgs,
-    device: &SharedBdev,
+    (device, way): (&SharedBdev, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
@@ -26,14 +26,12 @@ pub(super) fn serve(
     config.read_only = args.read_only;
     config.queues = args.queues;
     config.serial = args.serial.clone().unwrap_or_else(|| serial(&info.uuid));
-    if let Some(cores) = &args.cores {
-        config.cores = cores.0.iter().copied().map(Some).collect();
-    }
+    config.cores = way.cores;
     config.mode = args.mode.into();
     config.backend = args.io.into();
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let place = config.socket.display().to_string();
-    let noted = note(args, registry, "vhost-user", vec![place.clone()]);
+    let noted = note(args, registry, ("vhost-user", way.transport), vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "vhost-user",
@@ -42,6 +40,7 @@ pub(super) fn serve(
         bytes: server.bytes(),
         block_size: info.block_size,
         recovered: None,
+        zero_copy: None,
         read_only: args.read_only || info.read_only,
         pid: std::process::id(),
     };

@@ -20,7 +20,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use super::outlet::{Outlet, Sink};
+use super::outlet::{Outlet, Put, Sink};
 
 /// Where the journal listens.
 pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
@@ -75,20 +75,28 @@ impl Journald {
 }
 
 impl Sink for Journald {
-    fn try_put(&self, message: &[u8]) -> bool {
-        // Other errors would come again: nobody can be told.
-        !matches!(self.send(message, SendFlags::DONTWAIT), Err(Errno::AGAIN | Errno::NOBUFS))
+    fn try_put(&self, message: &[u8]) -> Put {
+        match self.send(message, SendFlags::DONTWAIT) {
+            Ok(()) => Put::Taken,
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => Put::Full,
+            Err(_) => Put::Lost,
+        }
     }
 
-    fn put(&self, message: &[u8]) {
-        while self.send(message, SendFlags::empty()) == Err(Errno::INTR) {}
+    fn put(&self, message: &[u8]) -> bool {
+        let mut sent = self.send(message, SendFlags::empty());
+        while sent == Err(Errno::INTR) {
+            sent = self.send(message, SendFlags::empty());
+        }
+        // The kernel has no memory for it (ENOBUFS), or there is no journal.
+        sent.is_ok()
     }
 
     fn loss(&self, count: u64) -> Vec<u8> {
         let mut message = Message::new(Level::WARN, super::IDENTIFIER);
         let _ = write!(
             message.begin("MESSAGE"),
-            "{count} messages are lost: the journal took none for too long"
+            "{count} messages are lost: the journal took none for too long, was not there, or the kernel had no memory"
         );
         message.end()
     }
@@ -264,6 +272,27 @@ mod tests {
         let mut read = Vec::new();
         file.read_to_end(&mut read).unwrap();
         assert_eq!(read, long);
+    }
+
+    #[test]
+    fn what_no_journal_takes_is_counted_and_told_to_the_next_one() {
+        let (directory, receiver, outlet) = journal();
+        outlet.start("log-test").unwrap();
+        // Nobody listens at the socket any more.
+        drop(receiver);
+        let layer = JournaldLayer { outlet, identifier: "raceline" };
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            (0..3).for_each(|number| tracing::warn!(target: "t", number, "here"));
+        });
+        let path = directory.path().join("socket");
+        std::fs::remove_file(&path).unwrap();
+        let next = UnixDatagram::bind(&path).unwrap();
+        next.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut bytes = [0; 4096];
+        let len = next.recv(&mut bytes).unwrap();
+        let message = fields(&bytes[..len])["MESSAGE"].clone();
+        assert!(message.starts_with("3 messages are lost: "), "{message}");
+        assert!(outlet.finish(Duration::from_secs(60)));
     }
 
     #[test]

@@ -9,19 +9,35 @@ use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use raceline_control::logging;
+
 /// Bytes of messages that wait, at most.
 const MOST_BYTES: usize = 1 << 20;
 
 /// While more messages come than leave, those that are lost are told of this often.
 const LOSS_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Where not even that can be told, it is tried again this often.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It is there.
+    Taken,
+    /// There is no room for it now.
+    Full,
+    /// It could not be put there, and would have to wait for nothing.
+    Lost,
+}
+
 /// A place that takes messages.
 pub(super) trait Sink: Send + Sync + 'static {
-    /// Puts a message there, if that needs no wait. False: it would.
-    fn try_put(&self, message: &[u8]) -> bool;
+    /// Puts a message there, if that needs no wait.
+    fn try_put(&self, message: &[u8]) -> Put;
 
-    /// Puts a message there, however long that takes.
-    fn put(&self, message: &[u8]);
+    /// Puts a message there, however long that takes. False: it is lost.
+    fn put(&self, message: &[u8]) -> bool;
 
     /// The message that so many were lost.
     fn loss(&self, count: u64) -> Vec<u8>;
@@ -42,10 +58,20 @@ struct State {
     waiting: VecDeque<Vec<u8>>,
     bytes: usize,
     lost: u64,
+    /// The last message about that was lost, too.
+    cannot_tell: bool,
     /// The thread puts a message.
     is_putting: bool,
     /// There is a thread; until then, who logs waits.
     has_thread: bool,
+}
+
+impl State {
+    /// Counts a message that is lost.
+    fn lose(&mut self) {
+        self.lost += 1;
+        logging::count_lost_message();
+    }
 }
 
 impl<S: Sink> Outlet<S> {
@@ -63,13 +89,21 @@ impl<S: Sink> Outlet<S> {
         let mut state = self.lock();
         if !state.has_thread {
             // The lock is held, so that messages of several threads do not mix.
-            return self.sink.put(message);
-        }
-        if state.waiting.is_empty() && !state.is_putting && self.sink.try_put(message) {
+            if !self.sink.put(message) {
+                state.lose();
+            }
             return;
         }
-        if state.bytes + message.len() > MOST_BYTES {
-            state.lost += 1;
+        let put = match state.waiting.is_empty() && !state.is_putting {
+            true => self.sink.try_put(message),
+            false => Put::Full,
+        };
+        if put == Put::Taken {
+            return;
+        }
+        if put == Put::Lost || state.bytes + message.len() > MOST_BYTES {
+            state.lose();
+            self.arrived.notify_one();
             return;
         }
         state.bytes += message.len();
@@ -89,13 +123,20 @@ impl<S: Sink> Outlet<S> {
         let mut told = Instant::now();
         let mut state = self.lock();
         loop {
-            let tells =
-                state.lost > 0 && (state.waiting.is_empty() || told.elapsed() >= LOSS_INTERVAL);
+            let pause = if state.cannot_tell { RETRY_INTERVAL } else { LOSS_INTERVAL };
+            let is_time = state.waiting.is_empty() && !state.cannot_tell;
+            let tells = state.lost > 0 && (is_time || told.elapsed() >= pause);
             let lost = if tells { std::mem::take(&mut state.lost) } else { 0 };
             let message = if tells { None } else { state.waiting.pop_front() };
             if message.is_none() && !tells {
                 self.emptied.notify_all();
-                state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = match state.lost {
+                    0 => self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    _ => {
+                        let waited = self.arrived.wait_timeout(state, pause);
+                        waited.unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
                 continue;
             }
             state.bytes -= message.as_ref().map_or(0, Vec::len);
@@ -105,17 +146,27 @@ impl<S: Sink> Outlet<S> {
                 told = Instant::now();
                 self.sink.loss(lost)
             });
-            self.sink.put(&message);
+            let is_lost = !self.sink.put(&message);
             state = self.lock();
             state.is_putting = false;
+            state.cannot_tell = tells && is_lost;
+            match (is_lost, tells) {
+                // The message that tells of others is none of them.
+                (true, true) => state.lost += lost,
+                (true, false) => state.lose(),
+                (false, _) => {}
+            }
         }
     }
 
-    /// Waits until all messages have left, for at most so long. Gives whether they have.
+    /// Waits until all messages have left, for at most so long. Gives whether they have, or never will.
     pub(super) fn finish(&self, most: Duration) -> bool {
         let end = Instant::now() + most;
         let mut state = self.lock();
-        while state.is_putting || !state.waiting.is_empty() || state.lost > 0 {
+        while state.is_putting
+            || !state.waiting.is_empty()
+            || (state.lost > 0 && !state.cannot_tell)
+        {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -145,24 +196,30 @@ pub(super) mod tests {
             self.opened.notify_all();
         }
 
-        fn take(&self, message: &[u8]) {
-            self.taken.lock().unwrap().push(String::from_utf8(message.to_vec()).unwrap());
+        /// Takes a message, unless it is one that is lost.
+        fn takes(&self, message: &[u8]) -> bool {
+            let text = String::from_utf8(message.to_vec()).unwrap();
+            let is_lost = text.starts_with("lose");
+            if !is_lost {
+                self.taken.lock().unwrap().push(text);
+            }
+            !is_lost
         }
     }
 
     impl Sink for Gate {
-        fn try_put(&self, message: &[u8]) -> bool {
+        fn try_put(&self, message: &[u8]) -> Put {
             let is_open = *self.is_open.lock().unwrap();
-            if is_open {
-                self.take(message);
+            if is_open && self.takes(message) {
+                return Put::Taken;
             }
-            is_open
+            if is_open { Put::Lost } else { Put::Full }
         }
 
-        fn put(&self, message: &[u8]) {
+        fn put(&self, message: &[u8]) -> bool {
             let closed = self.is_open.lock().unwrap();
             drop(self.opened.wait_while(closed, |is_open| !*is_open).unwrap());
-            self.take(message);
+            self.takes(message)
         }
 
         fn loss(&self, count: u64) -> Vec<u8> {
@@ -197,15 +254,41 @@ pub(super) mod tests {
     fn what_finds_no_room_is_counted_and_told() {
         let outlet = outlet();
         outlet.start("log-test").unwrap();
+        let before = logging::lost_messages();
         let message = [b'x'; 1024];
         // One of them may be on its way and so not among those that wait.
         (0..3000).for_each(|_| outlet.emit(&message));
         outlet.sink.set(true);
         assert!(outlet.finish(LONG));
         let taken = outlet.sink.taken.lock().unwrap();
-        let (last, before) = taken.split_last().unwrap();
-        assert!((1024..=1025).contains(&before.len()), "{}", before.len());
-        assert_eq!(*last, format!("{} lost", 3000 - before.len()));
+        let (last, left) = taken.split_last().unwrap();
+        assert!((1024..=1025).contains(&left.len()), "{}", left.len());
+        let lost = 3000 - left.len();
+        assert_eq!(*last, format!("{lost} lost"));
+        assert_eq!(logging::lost_messages() - before, lost as u64);
+    }
+
+    /// By a core at once, by the thread that waits, and before there is one.
+    #[test]
+    fn what_the_sink_loses_is_counted_and_told() {
+        let outlet = outlet();
+        outlet.sink.set(true);
+        outlet.emit(b"lose before");
+        outlet.start("log-test").unwrap();
+        outlet.sink.set(false);
+        for message in ["one", "lose two", "three"] {
+            outlet.emit(message.as_bytes());
+        }
+        outlet.sink.set(true);
+        assert!(outlet.finish(LONG));
+        outlet.emit(b"lose four");
+        assert!(outlet.finish(LONG));
+        let taken = outlet.sink.taken.lock().unwrap().clone();
+        let told = |it: &&String| it.ends_with(" lost");
+        let counts = taken.iter().filter(told).map(|it| it.split(' ').next().unwrap());
+        assert_eq!(counts.map(|count| count.parse::<u64>().unwrap()).sum::<u64>(), 3, "{taken:?}");
+        let rest: Vec<&String> = taken.iter().filter(|it| !told(it)).collect();
+        assert_eq!(rest, ["one", "three"]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::stdio::stderr;
 
-use super::outlet::{Outlet, Sink};
+use super::outlet::{Outlet, Put, Sink};
 
 /// Bytes that a pipe takes at once if it takes any (PIPE_BUF of pipe(7)).
 const PIPE_BUF: usize = 4096;
@@ -44,30 +44,29 @@ impl Stderr {
 }
 
 impl Sink for Stderr {
-    fn try_put(&self, line: &[u8]) -> bool {
+    fn try_put(&self, line: &[u8]) -> Put {
         if !self.takes_lines || line.len() > PIPE_BUF || !Self::has_room(Duration::ZERO) {
-            return false;
+            return Put::Full;
         }
         match rustix::io::write(stderr(), line) {
-            Err(Errno::AGAIN | Errno::INTR) => return false,
-            Ok(count) => self.put(&line[count..]),
-            // Nobody is left to be told.
-            Err(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => Put::Full,
+            Ok(count) if self.put(&line[count..]) => Put::Taken,
+            _ => Put::Lost,
         }
-        true
     }
 
     // Not by way of the standard library's lock: a thread that waits here would have it.
-    fn put(&self, mut line: &[u8]) {
+    fn put(&self, mut line: &[u8]) -> bool {
         while !line.is_empty() {
             match rustix::io::write(stderr(), line) {
                 Ok(count) if count > 0 => line = &line[count..],
                 Err(Errno::INTR) => {}
                 // Somebody else has made it so.
                 Err(Errno::AGAIN) => _ = Self::wait_for_room(None),
-                _ => return,
+                _ => return false,
             }
         }
+        true
     }
 
     fn loss(&self, count: u64) -> Vec<u8> {

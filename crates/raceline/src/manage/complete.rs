@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap_complete::CompletionCandidate;
-use raceline_control::client::{Address, Connection, DEFAULT_PORT, DEFAULT_SOCKET};
+use raceline_control::client::{Address, Connection, DEFAULT_PORT};
 use serde_json::{Map, Value};
 
 use crate::cli::manage::SOCKET_VARIABLE;
@@ -51,8 +51,8 @@ fn name(value: &Value, member: &str) -> Option<String> {
 }
 
 fn list(method: &str) -> Vec<Value> {
-    let address = Address::new(&socket(), DEFAULT_PORT);
-    let connection = Connection::open(&address, TIMEOUT, 0);
+    let address = socket().map(|socket| Address::new(&socket, DEFAULT_PORT));
+    let connection = Connection::find(address.as_ref(), TIMEOUT, 0);
     let listed = connection.and_then(|mut daemon| daemon.call(method, &Map::new()));
     match listed {
         Ok(Value::Array(list)) => list,
@@ -60,12 +60,10 @@ fn list(method: &str) -> Vec<Value> {
     }
 }
 
-/// The socket in the unfinished command line, or the default one.
-fn socket() -> String {
+/// The socket that the unfinished command line or the environment names.
+fn socket() -> Option<String> {
     let words: Vec<String> = std::env::args().collect();
     let named = words.windows(2).find(|pair| pair[0] == "-s" || pair[0] == "--socket");
     let named = named.map(|pair| pair[1].clone());
-    named
-        .or_else(|| std::env::var(SOCKET_VARIABLE).ok())
-        .unwrap_or_else(|| DEFAULT_SOCKET.to_owned())
+    named.or_else(|| std::env::var(SOCKET_VARIABLE).ok())
 }

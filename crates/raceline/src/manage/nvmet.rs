@@ -72,7 +72,10 @@ fn import(
     let taken = Taken {
         devices: names(&daemon.list("bdev_get_bdevs", Value::Null)?, "name"),
         keys: folder.names().unwrap_or_default(),
-        has_transport: !transports.is_empty(),
+        transports: names(&transports, "trtype")
+            .iter()
+            .map(|name| name.to_ascii_lowercase())
+            .collect(),
         keys_folder: folder.path().to_owned(),
     };
     let wrong = |error| Failure::usage(format!("{}: {error}", from.display()));

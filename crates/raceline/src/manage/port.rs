@@ -1,12 +1,11 @@
 //! `raceline port`: the addresses at which subsystems are reached.
 
-use std::net::SocketAddr;
-
 use serde_json::{Value, json};
 
 use super::subsystem::{documents, rows};
 use super::{Daemon, text};
 use crate::cli::manage::{PortAdd, PortArgs, PortChange, PortSet, PortVerb};
+use crate::cli::values::Listen;
 use crate::failure::Failure;
 use crate::table::Table;
 
@@ -17,10 +16,7 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
         PortVerb::Ls { nqn } => list(&mut daemon, nqn.as_deref()),
         PortVerb::Add(PortAdd { change: PortChange { nqn, address }, tls, security }) => {
             known(&mut daemon, nqn)?;
-            // The cores start with the transport; users need not know that.
-            if daemon.list("nvmf_get_transports", Value::Null)?.is_empty() {
-                daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
-            }
+            make_transport(&mut daemon, *address)?;
             let mut listener = params(nqn, *address);
             let level = security.as_deref().unwrap_or(if *tls { "tls" } else { "plain" });
             match level {
@@ -51,6 +47,23 @@ pub(crate) fn run(args: &PortArgs) -> Result<(), Failure> {
     }
 }
 
+/// The cores start with the transport; users need not know that.
+fn make_transport(daemon: &mut Daemon, address: Listen) -> Result<(), Failure> {
+    let trtype = transport(address);
+    let transports = daemon.list("nvmf_get_transports", Value::Null)?;
+    let is_there = transports
+        .iter()
+        .any(|it| it["trtype"].as_str().is_some_and(|name| name.eq_ignore_ascii_case(trtype)));
+    if !is_there {
+        daemon.call("nvmf_create_transport", json!({ "trtype": trtype }))?;
+    }
+    Ok(())
+}
+
+fn transport(address: Listen) -> &'static str {
+    if address.is_rdma { "RDMA" } else { "TCP" }
+}
+
 /// What a level means for those that connect.
 fn way(level: &str) -> &'static str {
     match level {
@@ -71,11 +84,12 @@ fn known(daemon: &mut Daemon, nqn: &str) -> Result<(), Failure> {
     daemon.subsystems(Some(nqn)).map(drop)
 }
 
-fn params(nqn: &str, address: SocketAddr) -> Value {
+fn params(nqn: &str, listen: Listen) -> Value {
+    let address = listen.address;
     json!({
         "nqn": nqn,
         "listen_address": {
-            "trtype": "TCP",
+            "trtype": transport(listen),
             "adrfam": if address.is_ipv4() { "IPv4" } else { "IPv6" },
             "traddr": address.ip().to_string(),
             "trsvcid": address.port().to_string(),
@@ -95,8 +109,26 @@ fn list(daemon: &mut Daemon, nqn: Option<&str>) -> Result<(), Failure> {
     })
 }
 
-/// ADDR:PORT, an IPv6 address in brackets.
+/// ADDR:PORT, an IPv6 address in brackets, and rdma:// before one of RDMA: as `port add` takes it.
 pub(super) fn address(listener: &Value) -> String {
     let (ip, port) = (text(&listener["traddr"]), text(&listener["trsvcid"]));
-    if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
+    let is_rdma = text(&listener["trtype"]).eq_ignore_ascii_case("rdma");
+    let scheme = if is_rdma { "rdma://" } else { "" };
+    if ip.contains(':') { format!("{scheme}[{ip}]:{port}") } else { format!("{scheme}{ip}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_listed_as_it_is_added() {
+        for text in ["192.0.2.1:4420", "rdma://192.0.2.1:4421", "rdma://[2001:db8::1]:1", "[::1]:1"]
+        {
+            let listen = crate::cli::values::listen(text).unwrap();
+            let made = params("nqn.a", listen);
+            assert_eq!(address(&made["listen_address"]), text);
+            assert_eq!(made["listen_address"]["trtype"] == "RDMA", text.starts_with("rdma"));
+        }
+    }
 }

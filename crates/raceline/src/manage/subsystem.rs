@@ -1,10 +1,12 @@
 //! `raceline subsys`: subsystems.
 
+use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
 use super::{Daemon, elements, text};
 use crate::cli::manage::{SubsysArgs, SubsysVerb};
 use crate::failure::Failure;
+use crate::naming;
 use crate::table::Table;
 
 /// Runs the verb.
@@ -22,9 +24,10 @@ pub(crate) fn run(args: &SubsysArgs) -> Result<(), Failure> {
             cntlids,
             security,
         } => {
+            let derived = || Nqn::new(nqn).ok().map(|nqn| naming::shared_serial(&nqn));
             let params = json!({
                 "nqn": nqn,
-                "serial_number": serial,
+                "serial_number": serial.clone().or_else(derived),
                 "model_number": model,
                 "max_namespaces": max_namespaces,
                 "allow_any_host": allow_any_host.then_some(true),

@@ -135,7 +135,7 @@ fn once(watched: &mut Watched<'_>, args: &TopArgs) -> Result<(), Failure> {
 fn live(watched: &mut Watched<'_>, args: &TopArgs) -> Result<(), Failure> {
     let colors =
         !args.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let title = format!("raceline top  {}", args.daemon.socket);
+    let title = format!("raceline top  {}", watched.daemon.address());
     let mut screen = Screen::new(title, colors);
     let mut terminal = ratatui::try_init()
         .map_err(|error| Failure::runtime(format!("the terminal cannot be used: {error}")))?;

@@ -10,14 +10,14 @@ use raceline_proto::host::discovery::DiscoveryRecord;
 use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
-use super::device::plain;
-use super::files::{self, Connection};
+use super::device::{overrides, plain};
+use super::files::{self, Connection, Overrides};
 use super::refuse_binary;
 use crate::cli::nvme::{ConnectAllArgs, NvmeFormat};
 use crate::failure::Failure;
 use crate::manage::{self, Daemon};
 use crate::table::printable;
-use crate::{remote, shell};
+use crate::{interfaces, remote, shell};
 
 /// A daemon may need long for a controller that does not answer.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,16 +29,19 @@ const REFERRAL: u8 = 1;
 const NVME_SUBSYSTEM: u8 = 2;
 /// More discovery services that name each other are a mistake.
 const MOST_SERVICES: usize = 64;
+/// The number of queues that controllers of a daemon have.
+const IO_QUEUES: &str = "nr_io_queues";
 /// Seconds between two attempts, where lost connections are tried again.
 const RECONNECT_DELAY_S: i64 = 2;
 
 /// Where a controller is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    transport: &'static str,
-    address: IpAddr,
-    port: u16,
-    subnqn: String,
+pub(crate) struct Place {
+    /// TCP or RDMA.
+    pub(crate) transport: &'static str,
+    pub(crate) address: IpAddr,
+    pub(crate) port: u16,
+    pub(crate) subnqn: String,
 }
 
 /// What became of a place.
@@ -66,8 +69,13 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
                     bdev_nvme_set_multipath_policy chooses among them";
         return Err(Failure::usage(text));
     }
-    let connections = sources(args)?;
-    let mut daemon = manage::connect(&args.device.named.socket, DAEMON_TIMEOUT)?;
+    refuse_given(args)?;
+    let mut connections = sources(args)?;
+    for connection in &mut connections {
+        let queues = &mut connection.queues;
+        queues.nr_io_queues = args.queues.nr_io_queues.or(queues.nr_io_queues);
+    }
+    let mut daemon = manage::connect(args.device.named.socket.as_deref(), DAEMON_TIMEOUT)?;
     let mut run = Run { daemon: &mut daemon, known: Vec::new(), done: Vec::new(), last: None };
     run.read_known()?;
     if args.persistent {
@@ -84,6 +92,39 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
     last.map_or(Ok(()), Err)
 }
 
+/// Options of a connection for which the daemon's call has no parameter.
+fn refuse_given(args: &ConnectAllArgs) -> Result<(), Failure> {
+    if let Some((name, _)) = args.queues.given().find(|(name, _)| *name != IO_QUEUES) {
+        let option = name.replace('_', "-");
+        return Err(Failure::usage(format!(
+            "--{option}: the controllers of a daemon have --nr-io-queues alone, whose queues take all commands"
+        )));
+    }
+    let given = &args.device.given;
+    if given.has("keep_alive") {
+        return Err(Failure::usage(
+            "-k: a daemon has one keep alive timeout for all its controllers; set it with bdev_nvme_set_options \
+             keep_alive_timeout_ms before they are attached",
+        ));
+    }
+    if given.has("tos") {
+        return Err(Failure::usage(
+            "--tos: the controllers of a daemon have none; --sock-priority sets the priority of what they send",
+        ));
+    }
+    Ok(())
+}
+
+/// Says which options of an entry have no counterpart in the daemon.
+fn note_unused(connection: &Connection) {
+    let queues = connection.queues.given().map(|(name, _)| name).filter(|name| *name != IO_QUEUES);
+    let tos = connection.connect.address.tos.map(|_| "tos");
+    for name in queues.chain(tos) {
+        let shown = connection.shown();
+        shell::note(&format!("{shown}: {name} is passed over: the daemon's controllers have none"));
+    }
+}
+
 /// The discovery controllers, and the subsystems that a file names itself.
 fn sources(args: &ConnectAllArgs) -> Result<Vec<Connection>, Failure> {
     if args.device.has_address {
@@ -97,9 +138,10 @@ fn sources(args: &ConnectAllArgs) -> Result<Vec<Connection>, Failure> {
     if args.device.has_nqn {
         return Err(Failure::usage("-n names a discovery controller: -a says where it is"));
     }
+    let over = Overrides { are_names: true, ..overrides(&args.device) };
     match &args.device.named.config {
-        Some(path) => files::connections(path),
-        None => files::known_connections(),
+        Some(path) => files::connections(path, over),
+        None => files::known_connections(over),
     }
 }
 
@@ -142,6 +184,7 @@ impl Run<'_> {
                     continue;
                 }
             };
+            note_unused(&connection);
             if !connection.is_discovery {
                 let place = place_of(&config);
                 self.attach(&connection, &config, place);
@@ -180,6 +223,12 @@ impl Run<'_> {
             RDMA => "RDMA",
             _ => return,
         };
+        if record.rdma.is_some_and(|rdma| !rdma.is_usable()) {
+            let (address, port) = (printable(&record.traddr), printable(&record.trsvcid));
+            let what = "its RDMA connections are not reliable ones by RDMA_CM";
+            shell::note(&format!("{address}:{port} is passed over: {what}"));
+            return;
+        }
         let place = match (record.traddr.parse(), record.trsvcid.parse()) {
             (Ok(address), Ok(port)) => {
                 Place { transport, address, port, subnqn: record.subnqn.clone() }
@@ -306,7 +355,7 @@ fn place_of(config: &HostConfig) -> Place {
 }
 
 /// The paths of a controller of the daemon; a local drive has none.
-fn paths(controller: &Value) -> Vec<(String, Place)> {
+pub(crate) fn paths(controller: &Value) -> Vec<(String, Place)> {
     let name = controller["name"].as_str().unwrap_or_default();
     let all = controller["ctrlrs"].as_array().map_or(&[][..], Vec::as_slice);
     let path = |path: &Value| {
@@ -334,7 +383,8 @@ fn is_at(trid: &Value, place: &Place) -> bool {
         && text("trsvcid").parse() == Ok(place.port)
 }
 
-fn family(address: IpAddr) -> &'static str {
+/// ADRFAM.
+pub(crate) fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "IPv4" } else { "IPv6" }
 }
 
@@ -343,16 +393,22 @@ fn loss(connection: &Connection) -> i64 {
     connection.connect.address.ctrl_loss_tmo
 }
 
-/// --reconnect-delay, of which the daemon wants no more than of -l.
+/// --reconnect-delay, of which the daemon wants no more than of -l and of --fast-io-fail-tmo.
 fn delay(connection: &Connection) -> i64 {
     let given = connection.connect.paths.reconnect_delay;
     let wanted = given.map_or(RECONNECT_DELAY_S, |time| {
         i64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(i64::MAX).max(1)
     });
+    let wanted = fast_fail(connection).map_or(wanted, |time| wanted.min(time));
     match loss(connection) {
         -1 => wanted,
         loss => loss.min(wanted),
     }
+}
+
+/// --fast-io-fail-tmo; the daemon wants no less than the time between attempts.
+fn fast_fail(connection: &Connection) -> Option<i64> {
+    connection.connect.paths.fast_io_fail_tmo.filter(|time| *time > 0)
 }
 
 /// The call that connects.
@@ -373,6 +429,13 @@ fn parameters(
         let text = "a daemon makes no key for TLS by authentication: name one with --tls-psk instead of --concat";
         return Err(Failure::usage(text));
     }
+    let source = match (address.source, address.interface) {
+        (None, Some(interface)) => {
+            let target = SocketAddr::new(place.address, place.port);
+            Some(interfaces::address_of(interface, target)?)
+        }
+        (source, _) => source,
+    };
     Ok(json!({
         "name": name,
         "trtype": place.transport,
@@ -381,11 +444,14 @@ fn parameters(
         "trsvcid": place.port.to_string(),
         "subnqn": place.subnqn,
         "hostnqn": config.hostnqn.as_str(),
-        "hostaddr": address.source.map(|source| source.to_string()),
+        "hostaddr": source.map(|source| source.to_string()),
+        "priority": address.priority.map(|priority| priority.to_string()),
+        "num_io_queues": connection.queues.number(IO_QUEUES),
         "hdgst": connection.connect.header_digest,
         "ddgst": connection.connect.data_digest,
         "ctrlr_loss_timeout_sec": loss(connection),
         "reconnect_delay_sec": delay(connection),
+        "fast_io_fail_timeout_sec": fast_fail(connection),
         "dhchap_key": key_name(address.dhchap_secret.as_deref(), "-S")?,
         "dhchap_ctrlr_key": key_name(address.dhchap_ctrl_secret.as_deref(), "-C")?,
         "psk": key_name(address.tls_psk.as_deref(), "--tls-psk")?,
@@ -421,6 +487,9 @@ fn followable(connection: &Connection) -> Result<(), Failure> {
     let refused = [
         (has_key, "keys"),
         (address.source.is_some(), "--host-traddr"),
+        (address.interface.is_some(), "--host-iface"),
+        (address.priority.is_some(), "--sock-priority"),
+        (connection.queues.number(IO_QUEUES).is_some(), "--nr-io-queues"),
         (connection.connect.header_digest || connection.connect.data_digest, "digests"),
         (connection.connect.nqn != Nqn::discovery(), "a discovery controller of its own name (-n)"),
     ];

@@ -1,20 +1,20 @@
 //! The controller that a verb of nvme-cli is about: by its address, by a file of connections, or by its name in a daemon.
 
-use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::ifaddrs::getifaddrs;
 use raceline_host::blocking::Host;
 use raceline_host::{ControllerInfo, HostConfig, NamespaceInfo};
+use raceline_proto::nvme::identify::cns;
 use raceline_proto::nvme::{NamespaceId, Nqn, Sqe};
 use serde_json::{Value, json};
 
-use super::files::{self, Connection};
+use super::fields::Bytes;
+use super::files::{self, Connection, Overrides};
 use crate::cli::nvme::DeviceArgs;
 use crate::failure::Failure;
 use crate::manage;
-use crate::remote::{self, Secrets, failure};
+use crate::remote::failure;
 use crate::table::printable;
 
 /// Time for an answer of the daemon.
@@ -87,8 +87,34 @@ impl Device {
         done.map(|cqe| cqe.dw0).map_err(|error| failure(&error))
     }
 
+    /// The same for commands that manage namespaces, which most controllers do not have.
+    pub(crate) fn manage(&self, sqe: Sqe, data: Vec<u8>) -> Result<u32, Failure> {
+        /// OACS: Namespace Management and Namespace Attachment.
+        const NAMESPACE_MANAGEMENT: u8 = 1 << 3;
+        self.send(sqe, data).map_err(|failure| {
+            let about = self.identify(cns::CONTROLLER, NamespaceId(0));
+            match about.is_ok_and(|about| Bytes(&about).byte(256) & NAMESPACE_MANAGEMENT == 0) {
+                true => Failure {
+                    message: format!(
+                        "{}: hosts cannot manage namespaces of this subsystem, which needs a pool for it (raceline \
+                         pool add NQN DEVICE, at a daemon)",
+                        failure.message
+                    ),
+                    ..failure
+                },
+                false => failure,
+            }
+        })
+    }
+
     /// The namespace that is meant: the given one, that of the device's name, or the only one.
     pub(crate) fn namespace(&self, given: Option<NamespaceId>) -> Result<NamespaceId, Failure> {
+        if let (Some(given), Some(own)) = (given, self.nsid)
+            && given != own
+        {
+            let text = format!("DEVICE is namespace {own}, and --namespace-id says {given}");
+            return Err(Failure::usage(text));
+        }
         if let Some(nsid) = given.or(self.nsid) {
             return Ok(nsid);
         }
@@ -154,48 +180,18 @@ pub(super) fn ways(args: &DeviceArgs) -> Result<Vec<Way>, Failure> {
     of_file(args)
 }
 
+/// The options of the command line, for the entries of a file.
+pub(super) fn overrides(args: &DeviceArgs) -> Overrides<'_> {
+    Overrides { given: &args.given, line: &args.connect.address, are_names: false }
+}
+
 /// The options as they are.
 pub(super) fn plain(args: &DeviceArgs) -> Result<Connection, Failure> {
     let mut connect = args.connect.clone();
     if args.named.tls {
         connect.address.tls_psk = Some(PathBuf::from("kernel:"));
     }
-    if let Some(name) = &args.named.host_iface {
-        let target = remote::resolve(&connect.address.address, connect.address.port)?;
-        connect.address.source = Some(address_of(name, target)?);
-    }
-    Ok(Connection { connect, secrets: Secrets::default(), is_discovery: false })
-}
-
-/// The address of an interface from which the target is reached.
-pub(super) fn address_of(interface: &str, target: SocketAddr) -> Result<IpAddr, Failure> {
-    let all = getifaddrs()
-        .map_err(|error| Failure::runtime(format!("cannot list interfaces: {error}")))?;
-    let mut names: Vec<String> = Vec::new();
-    for entry in all {
-        if !names.contains(&entry.interface_name) {
-            names.push(entry.interface_name.clone());
-        }
-        let Some(address) = entry.address.filter(|_| entry.interface_name == interface) else {
-            continue;
-        };
-        let v4 = address.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
-        let v6 = address.as_sockaddr_in6().map(|address| IpAddr::from(address.ip()));
-        if let Some(found) = v4.or(v6).filter(|found| found.is_ipv4() == target.is_ipv4()) {
-            return Ok(found);
-        }
-    }
-    let text = match names.iter().any(|name| name == interface) {
-        true => {
-            format!("--host-iface: {interface} has no address of the family of {}", target.ip())
-        }
-        false => format!(
-            "--host-iface: there is no interface {}; there are {}",
-            printable(interface),
-            names.join(", ")
-        ),
-    };
-    Err(Failure::usage(text))
+    Ok(Connection::new(connect))
 }
 
 /// The addresses that the file has for the subsystem.
@@ -209,7 +205,7 @@ fn of_file(args: &DeviceArgs) -> Result<Vec<Way>, Failure> {
         );
         return Err(Failure::usage(text));
     }
-    let connections = files::config(path)?;
+    let connections = files::config(path, overrides(args))?;
     let ways = connections.into_iter().filter(|connection| connection.connect.nqn == *nqn);
     let ways: Vec<Way> =
         ways.map(|connection| Way { name: connection.shown(), connection, nsid: None }).collect();
@@ -265,7 +261,7 @@ fn first_path(controller: &Value) -> Result<&Value, Failure> {
 
 /// The controller of that name, or of the name before `nN`.
 fn find(args: &DeviceArgs, device: &str) -> Result<(Value, Option<NamespaceId>), Failure> {
-    let mut daemon = manage::connect(&args.named.socket, DAEMON_TIMEOUT)?;
+    let mut daemon = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT)?;
     let controllers = daemon.list("bdev_nvme_get_controllers", Value::Null)?;
     let named =
         |name: &str| controllers.iter().find(|controller| controller["name"] == name).cloned();
@@ -293,7 +289,7 @@ fn find(args: &DeviceArgs, device: &str) -> Result<(Value, Option<NamespaceId>),
 pub(super) fn reset_of_daemon(args: &DeviceArgs) -> Result<Option<String>, Failure> {
     let Some(device) = &args.named.device else { return Ok(None) };
     let (controller, _) = find(args, device)?;
-    let mut daemon = manage::connect(&args.named.socket, DAEMON_TIMEOUT)?;
+    let mut daemon = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT)?;
     daemon.call("bdev_nvme_reset_controller", json!({ "name": controller["name"] }))?;
     Ok(Some(controller["name"].as_str().unwrap_or_default().to_owned()))
 }

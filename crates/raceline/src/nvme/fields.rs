@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Number, Value};
 
+use super::decode::{Bits, lines};
 use crate::table::printable;
 
 /// The bytes of a data structure: little endian, and zero beyond their end.
@@ -62,7 +63,8 @@ pub(super) struct Field {
 }
 
 enum Content {
-    Number(u128, Form),
+    /// With its bytes.
+    Number(u128, usize, Form),
     Text(String),
 }
 
@@ -80,7 +82,7 @@ impl<'a> Fields<'a> {
     /// Adds numbers: name, first byte, bytes, form.
     pub(super) fn numbers(&mut self, fields: &[(&'static str, usize, usize, Form)]) {
         for &(name, at, len, form) in fields {
-            let value = Content::Number(self.bytes.number(at, len), form);
+            let value = Content::Number(self.bytes.number(at, len), len, form);
             self.fields.push(Field { name, value });
         }
     }
@@ -89,17 +91,24 @@ impl<'a> Fields<'a> {
         self.fields.push(Field { name, value: Content::Text(text) });
     }
 
-    /// Lines for people: names of `width` letters.
-    pub(super) fn normal(&self, width: usize) -> String {
+    /// Lines for people: names of `width` letters. Below a number, `meaning` says what its bits mean, if it knows the field.
+    pub(super) fn normal(
+        &self,
+        width: usize,
+        meaning: impl Fn(&str) -> Option<&'static [Bits]>,
+    ) -> String {
         self.fields.iter().fold(String::new(), |mut text, field| {
             let value = match &field.value {
-                Content::Number(number, Form::Decimal) => number.to_string(),
-                Content::Number(number, Form::Hex) => hex(*number),
-                Content::Number(number, Form::Oui) => format!("{number:06x}"),
+                Content::Number(number, _, Form::Decimal) => number.to_string(),
+                Content::Number(number, _, Form::Hex) => hex(*number),
+                Content::Number(number, _, Form::Oui) => format!("{number:06x}"),
                 Content::Text(text) => printable(text),
             };
             let name = field.name;
             let _ = writeln!(text, "{name:<width$}: {value}");
+            if let (Content::Number(number, len, _), Some(bits)) = (&field.value, meaning(name)) {
+                text.push_str(&lines(*number, *len, bits));
+            }
             text
         })
     }
@@ -108,7 +117,7 @@ impl<'a> Fields<'a> {
     pub(super) fn document(&self) -> Map<String, Value> {
         let member = |field: &Field| {
             let value = match &field.value {
-                Content::Number(value, _) => number(*value),
+                Content::Number(value, ..) => number(*value),
                 Content::Text(text) => text.as_str().into(),
             };
             (field.name.to_owned(), value)

@@ -9,13 +9,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use clap::Parser;
+use raceline_auth::{IdentityVersion, PskIdentity};
 use raceline_host::HostConfig;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-use super::device::address_of;
-use crate::cli::host::ConnectArgs;
-use crate::cli::nvme::DeviceArgs;
+use crate::cli::host::{AddressArgs, ConnectArgs};
+use crate::cli::nvme::{DeviceArgs, Given};
+use crate::cli::queues::QueueNumbers;
 use crate::failure::{Failure, one_line};
 use crate::remote::{self, Secrets};
 use crate::shell;
@@ -39,9 +40,17 @@ pub(crate) struct Connection {
     pub(crate) secrets: Secrets,
     /// It is a discovery controller.
     pub(crate) is_discovery: bool,
+    /// How many I/O queues it is to have; questions to a controller do not need them.
+    pub(crate) queues: QueueNumbers,
 }
 
 impl Connection {
+    /// One to a subsystem, without secrets of a file.
+    pub(crate) fn new(connect: ConnectArgs) -> Self {
+        let (secrets, queues) = (Secrets::default(), QueueNumbers::default());
+        Self { connect, secrets, is_discovery: false, queues }
+    }
+
     /// The configuration of the host library.
     pub(crate) fn config(&self) -> Result<HostConfig, Failure> {
         let mut config = remote::config_with(&self.connect, &self.secrets)?;
@@ -60,47 +69,64 @@ impl Connection {
     }
 }
 
+/// Options of the command line, which come before those of each entry.
+#[derive(Clone, Copy)]
+pub(crate) struct Overrides<'a> {
+    pub(crate) given: &'a Given,
+    pub(crate) line: &'a AddressArgs,
+    /// Secrets are names of keys of a daemon, and are not read here.
+    pub(crate) are_names: bool,
+}
+
+impl Overrides<'_> {
+    /// Puts the secrets of the command line in the place of those of the entries.
+    fn put_secrets(self, found: &mut [Connection]) -> Result<(), Failure> {
+        let Self { given, line, are_names } = self;
+        let (host, controller) =
+            if are_names { (None, None) } else { remote::given_secrets(line)? };
+        for Connection { connect, secrets, .. } in found {
+            let address = &mut connect.address;
+            if given.has("dhchap_secret") {
+                secrets.host.clone_from(&host);
+                address.dhchap_secret = line.dhchap_secret.clone().filter(|_| are_names);
+            }
+            if given.has("dhchap_ctrl_secret") {
+                secrets.controller.clone_from(&controller);
+                address.dhchap_ctrl_secret = line.dhchap_ctrl_secret.clone().filter(|_| are_names);
+            }
+            if given.has("tls_psk") {
+                secrets.tls = None;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A line of `discovery.conf`, or an entry of `config.json` as one.
 #[derive(Parser)]
 #[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
+#[command(args_override_self = true)]
 struct Line {
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
-    unused: Unused,
-}
-
-/// Options of nvme-cli about queues and about how long connections stay: a question to a controller does not need them.
-#[derive(clap::Args)]
-struct Unused {
-    #[arg(short = 'i', long, value_name = "N")]
-    nr_io_queues: Option<u32>,
-    #[arg(short = 'W', long, value_name = "N")]
-    nr_write_queues: Option<u32>,
-    #[arg(short = 'P', long, value_name = "N")]
-    nr_poll_queues: Option<u32>,
-    #[arg(short = 'Q', long, value_name = "N")]
-    queue_size: Option<u32>,
+    queues: QueueNumbers,
+    /// How long connections stay: a question to a controller does not need it.
     #[arg(short = 'p', long)]
     persistent: bool,
 }
 
-impl Unused {
-    /// Whether any is there; they are read only so that a wrong one is an error.
-    fn any(&self) -> bool {
-        let numbers =
-            [self.nr_io_queues, self.nr_write_queues, self.nr_poll_queues, self.queue_size];
-        self.persistent || numbers.iter().any(Option::is_some)
-    }
-}
-
 /// The discovery controllers of one file: of JSON, or of lines as in `discovery.conf`.
-pub(crate) fn discovery_controllers(path: &Path) -> Result<Vec<Connection>, Failure> {
+pub(crate) fn discovery_controllers(
+    path: &Path,
+    over: Overrides<'_>,
+) -> Result<Vec<Connection>, Failure> {
     let is_json = read(path)?.trim_start().starts_with(['[', '{']);
     if !is_json {
-        return discovery(path);
+        return discovery(path, over);
     }
-    let found: Vec<Connection> = config(path)?.into_iter().filter(|it| it.is_discovery).collect();
+    let mut found = config(path, over)?;
+    found.retain(|it| it.is_discovery);
     if found.is_empty() {
         let text = format!(
             "{} names no discovery controller: a subsystem of the name {DISCOVERY_NQN}",
@@ -112,12 +138,15 @@ pub(crate) fn discovery_controllers(path: &Path) -> Result<Vec<Connection>, Fail
 }
 
 /// Those of the files that nvme-cli reads.
-pub(crate) fn known_discovery_controllers() -> Result<Vec<Connection>, Failure> {
-    known_discovery_controllers_at([CONFIG, DISCOVERY].map(Path::new))
+pub(crate) fn known_discovery_controllers(over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
+    known_discovery_controllers_at([CONFIG, DISCOVERY].map(Path::new), over)
 }
 
-fn known_discovery_controllers_at(places: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
-    let mut found = known(places)?;
+fn known_discovery_controllers_at(
+    places: [&Path; 2],
+    over: Overrides<'_>,
+) -> Result<Vec<Connection>, Failure> {
+    let mut found = known(places, over)?;
     found.retain(|it| it.is_discovery);
     if found.is_empty() {
         return Err(nothing_known(places, "a discovery controller", ", --config FILE, --mdns"));
@@ -126,9 +155,9 @@ fn known_discovery_controllers_at(places: [&Path; 2]) -> Result<Vec<Connection>,
 }
 
 /// All connections of a file of either form.
-pub(crate) fn connections(path: &Path) -> Result<Vec<Connection>, Failure> {
+pub(crate) fn connections(path: &Path, over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
     let is_json = read(path)?.trim_start().starts_with(['[', '{']);
-    let found = if is_json { config(path)? } else { discovery(path)? };
+    let found = if is_json { config(path, over)? } else { discovery(path, over)? };
     if found.is_empty() {
         return Err(Failure::usage(format!("{} names no subsystem", path.display())));
     }
@@ -136,12 +165,15 @@ pub(crate) fn connections(path: &Path) -> Result<Vec<Connection>, Failure> {
 }
 
 /// Those of the files that nvme-cli reads.
-pub(crate) fn known_connections() -> Result<Vec<Connection>, Failure> {
-    known_connections_at([CONFIG, DISCOVERY].map(Path::new))
+pub(crate) fn known_connections(over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
+    known_connections_at([CONFIG, DISCOVERY].map(Path::new), over)
 }
 
-fn known_connections_at(places: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
-    let found = known(places)?;
+fn known_connections_at(
+    places: [&Path; 2],
+    over: Overrides<'_>,
+) -> Result<Vec<Connection>, Failure> {
+    let found = known(places, over)?;
     if found.is_empty() {
         let what = "a discovery controller or a subsystem";
         return Err(nothing_known(places, what, ", --config FILE"));
@@ -151,13 +183,13 @@ fn known_connections_at(places: [&Path; 2]) -> Result<Vec<Connection>, Failure> 
 
 /// All connections of a `config.json` and of a `discovery.conf`. A file without entries is like none: packages of
 /// nvme-cli bring one that has only comments.
-fn known([json, lines]: [&Path; 2]) -> Result<Vec<Connection>, Failure> {
+fn known([json, lines]: [&Path; 2], over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
     let mut found = Vec::new();
     if json.exists() && !matches!(read(json)?.trim(), "" | "{}") {
-        found.extend(config(json)?);
+        found.extend(config(json, over)?);
     }
     if lines.exists() {
-        found.extend(entries(lines)?);
+        found.extend(entries(lines, over)?);
     }
     Ok(found)
 }
@@ -172,8 +204,8 @@ fn nothing_known([json, lines]: [&Path; 2], what: &str, options: &str) -> Failur
 }
 
 /// The discovery controllers of a `discovery.conf`.
-fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
-    let found = entries(path)?;
+fn discovery(path: &Path, over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
+    let found = entries(path, over)?;
     if found.is_empty() {
         let text = "no line names a discovery controller, such as: -t tcp -a 192.0.2.1 -s 8009";
         return Err(Failure::usage(format!("{}: {text}", path.display())));
@@ -182,7 +214,7 @@ fn discovery(path: &Path) -> Result<Vec<Connection>, Failure> {
 }
 
 /// The discovery controllers of a `discovery.conf`, which may be none. Lines of other transports are passed over.
-fn entries(path: &Path) -> Result<Vec<Connection>, Failure> {
+fn entries(path: &Path, over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
     let text = read(path)?;
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -198,10 +230,12 @@ fn entries(path: &Path) -> Result<Vec<Connection>, Failure> {
             pass_over(&place, transport);
             continue;
         }
-        let mut connection = connection(&place, words)?;
+        let more = over.given.words.iter().cloned().map(Zeroizing::new);
+        let mut connection = connection(&place, words.into_iter().chain(more).collect())?;
         connection.is_discovery = true;
         found.push(connection);
     }
+    over.put_secrets(&mut found)?;
     Ok(found)
 }
 
@@ -267,14 +301,15 @@ fn connection(place: &str, words: Vec<Zeroizing<String>>) -> Result<Connection, 
     }
     let line = Line::try_parse_from(&plain)
         .map_err(|error| Failure::usage(format!("{place}: {}", reason(&error))))?;
-    if line.unused.any() {
-        tracing::debug!(place, "options about queues mean nothing here");
+    if line.persistent {
+        tracing::debug!(place, "--persistent means nothing here");
     }
     if !line.device.has_address {
         return Err(Failure::usage(format!("{place}: -a ADDRESS is missing")));
     }
     let mut connection = super::device::plain(&line.device)?;
     connection.secrets = secrets;
+    connection.queues = line.queues;
     connection.is_discovery = connection.connect.nqn.as_str() == DISCOVERY_NQN;
     Ok(connection)
 }
@@ -298,7 +333,13 @@ fn put_secret(secrets: &mut Secrets, kind: &str, text: &str, place: &str) -> Res
 }
 
 /// The connections of a `config.json`: all controllers of all subsystems of all hosts.
-pub(crate) fn config(path: &Path) -> Result<Vec<Connection>, Failure> {
+pub(crate) fn config(path: &Path, over: Overrides<'_>) -> Result<Vec<Connection>, Failure> {
+    let mut found = read_config(path, &over.given.words)?;
+    over.put_secrets(&mut found)?;
+    Ok(found)
+}
+
+fn read_config(path: &Path, more: &[String]) -> Result<Vec<Connection>, Failure> {
     let text = read(path)?;
     let value: Value = serde_json::from_str(&text).map_err(|error| {
         Failure::usage(format!(
@@ -308,7 +349,7 @@ pub(crate) fn config(path: &Path) -> Result<Vec<Connection>, Failure> {
             kind(&error)
         ))
     })?;
-    let mut reader = ConfigReader { path, found: Vec::new(), has_secrets: false };
+    let mut reader = ConfigReader { path, more, found: Vec::new(), has_secrets: false };
     let hosts = if value.is_object() { &value["hosts"] } else { &value };
     reader.hosts(hosts)?;
     if reader.has_secrets && is_open(path) {
@@ -329,15 +370,23 @@ fn is_open(path: &Path) -> bool {
 
 struct ConfigReader<'a> {
     path: &'a Path,
+    /// Options that come before those of each entry.
+    more: &'a [String],
     found: Vec<Connection>,
     has_secrets: bool,
 }
 
 /// Members of a port, and the options that they are.
-const TEXTS: [(&str, &str); 4] =
-    [("transport", "-t"), ("traddr", "-a"), ("trsvcid", "-s"), ("host_traddr", "-w")];
+const TEXTS: [(&str, &str); 5] = [
+    ("transport", "-t"),
+    ("traddr", "-a"),
+    ("trsvcid", "-s"),
+    ("host_traddr", "-w"),
+    ("host_iface", "-f"),
+];
 /// Those that are numbers.
-const NUMBERS: [(&str, &str); 7] = [
+const NUMBERS: [(&str, &str); 9] = [
+    ("tos", "--tos"),
     ("nr_io_queues", "--nr-io-queues"),
     ("nr_write_queues", "--nr-write-queues"),
     ("nr_poll_queues", "--nr-poll-queues"),
@@ -345,7 +394,14 @@ const NUMBERS: [(&str, &str); 7] = [
     ("keep_alive_tmo", "--keep-alive-tmo"),
     ("reconnect_delay", "--reconnect-delay"),
     ("ctrl_loss_tmo", "--ctrl-loss-tmo"),
+    (FAST_IO_FAIL, "--fast-io-fail-tmo"),
 ];
+/// Seconds after the loss of the last path after which its commands fail.
+const FAST_IO_FAIL: &str = "fast_io_fail_tmo";
+/// The beginning of its option.
+const FAST_IO_FAIL_OPTION: &str = "--fast-io-fail-tmo";
+/// The same for --ctrl-loss-tmo, where nvme-cli has no other.
+const CTRL_LOSS_TMO_S: &str = "600";
 /// Those that are true or false.
 const SWITCHES: [(&str, &str); 6] = [
     ("hdr_digest", "--hdr-digest"),
@@ -357,9 +413,14 @@ const SWITCHES: [(&str, &str); 6] = [
 ];
 /// Secrets.
 const SECRETS: [&str; 3] = ["dhchap_key", "dhchap_ctrl_key", "tls_key"];
-/// Members that are read elsewhere, or that change nothing here.
-const OTHERS: [&str; 6] =
-    ["discovery", "concat", "host_iface", "fast_io_fail_tmo", "keyring", "tls_key_identity"];
+/// Members that are read elsewhere.
+const OTHERS: [&str; 4] = ["discovery", "concat", "keyring", "tls_key_identity"];
+/// Members of a subsystem and of a host that are read.
+const OF_SUBSYSTEM: [&str; 2] = ["nqn", "ports"];
+const OF_HOST: [&str; 6] =
+    ["hostnqn", "hostid", "subsystems", "dhchap_key", "dhchap_ctrl_key", "tls_key"];
+/// The keyring of the kernel in which nvme-cli keeps keys, as its file and keyctl(1) write it.
+const KEYRINGS: [&str; 2] = [".nvme", "%:.nvme"];
 
 impl ConfigReader<'_> {
     fn wrong(&self, place: &str, what: &str) -> Failure {
@@ -394,9 +455,11 @@ impl ConfigReader<'_> {
             if !host.is_object() {
                 return Err(self.wrong(&place, "it has to be an object"));
             }
+            self.note_others(host, &OF_HOST, &place);
             let subsystems = self.list(&host["subsystems"], &format!("{place}.subsystems"))?;
             for (number, subsystem) in subsystems.iter().enumerate() {
                 let place = format!("{place}.subsystems[{number}]");
+                self.note_others(subsystem, &OF_SUBSYSTEM, &place);
                 let nqn = self.text(&subsystem["nqn"], &format!("{place}.nqn"))?;
                 let nqn = nqn.ok_or_else(|| self.wrong(&place, "it has no nqn"))?;
                 for (number, port) in
@@ -419,6 +482,9 @@ impl ConfigReader<'_> {
             pass_over(&format!("{}: {place}", self.path.display()), transport);
             return Ok(());
         }
+        let is_discovery = nqn == DISCOVERY_NQN || port["discovery"] == true;
+        let has_key = !port["tls_key"].is_null() || !host["tls_key"].is_null();
+        let has_identity = !port["tls_key_identity"].is_null();
         let mut words = vec!["-n".to_owned(), nqn.to_owned()];
         for (name, option) in [("hostnqn", "-q"), ("hostid", "-I")] {
             if let Some(value) = self.text(&host[name], name)? {
@@ -433,35 +499,134 @@ impl ConfigReader<'_> {
             } else if let Some((_, option)) = NUMBERS.iter().find(|(known, _)| known == name) {
                 let number =
                     value.as_i64().ok_or_else(|| self.wrong(&at, "it has to be a number"))?;
-                words.push(format!("{option}={number}"));
+                // libnvme writes -1 where there is none, and takes 0 as none.
+                let is_none = match name.as_str() {
+                    "tos" => number == -1,
+                    // Nobody asks a discovery controller for I/O.
+                    FAST_IO_FAIL => number <= 0 || is_discovery,
+                    _ => false,
+                };
+                if !is_none {
+                    words.push(format!("{option}={number}"));
+                }
             } else if let Some((_, option)) = SWITCHES.iter().find(|(known, _)| known == name) {
                 match value.as_bool() {
-                    // A key in the file takes the place of the kernel's.
-                    Some(true) if name == "tls" && !port["tls_key"].is_null() => {}
+                    // A key in the file takes the place of the kernel's, and a name of one says more.
+                    Some(true) if name == "tls" && (has_key || has_identity) => {}
+                    Some(true) if self.more.iter().any(|word| is_security(word)) => {}
                     Some(true) => words.push((*option).to_owned()),
                     Some(false) => {}
                     None => return Err(self.wrong(&at, "it has to be true or false")),
                 }
             } else if !SECRETS.contains(&name.as_str()) && !OTHERS.contains(&name.as_str()) {
-                shell::note(&format!(
-                    "{}: {at} is passed over: there is nothing like it here",
-                    self.path.display()
-                ));
+                self.note(&at, "there is nothing like it here");
             }
         }
+        if words.iter().any(|word| word.starts_with(FAST_IO_FAIL_OPTION))
+            && port["ctrl_loss_tmo"].is_null()
+        {
+            words.push(format!("--ctrl-loss-tmo={CTRL_LOSS_TMO_S}"));
+        }
+        self.key_of_kernel((host, nqn, has_key), port, place, &mut words)?;
         if port["trsvcid"].is_null() && nqn != DISCOVERY_NQN {
             words.extend(["-s".to_owned(), crate::cli::values::DEFAULT_PORT.to_string()]);
         }
+        words.extend_from_slice(self.more);
         let whole = format!("{}: {place}", self.path.display());
         let mut made = connection(&whole, words.into_iter().map(Zeroizing::new).collect())?;
+        self.fail_no_later_than_lost(&mut made, place);
         made.is_discovery |= port["discovery"] == true;
         made.secrets.concat = port["concat"] == true;
-        if let Some(name) = self.text(&port["host_iface"], &format!("{place}.host_iface"))? {
-            let target = remote::resolve(&made.connect.address.address, made.connect.address.port)?;
-            made.connect.address.source = Some(address_of(name, target)?);
-        }
         self.secrets(host, port, place, &mut made.secrets)?;
         self.found.push(made);
+        Ok(())
+    }
+
+    /// A time of the file after which commands fail, and after which the controller is lost anyway, says nothing: Linux
+    /// takes it, with a warning. On the command line it is an error.
+    fn fail_no_later_than_lost(&self, made: &mut Connection, place: &str) {
+        let loss = made.connect.address.ctrl_loss_tmo;
+        let fast = &mut made.connect.paths.fast_io_fail_tmo;
+        let is_on_the_line = self.more.iter().any(|word| word.starts_with(FAST_IO_FAIL_OPTION));
+        if !is_on_the_line && loss >= 0 && fast.is_some_and(|fast| fast > loss) {
+            *fast = None;
+            let at = format!("{place}.{FAST_IO_FAIL}");
+            self.note(&at, "the controller is given up before (ctrl_loss_tmo)");
+        }
+    }
+
+    /// Says that a member is passed over, and why.
+    fn note(&self, at: &str, why: &str) {
+        let (path, at) = (self.path.display(), printable(at));
+        shell::note(&format!("{path}: {at} is passed over: {why}"));
+    }
+
+    /// Says which members of an object are not read.
+    fn note_others(&self, object: &Value, known: &[&str], place: &str) {
+        let members = object.as_object().into_iter().flatten();
+        for (name, _) in
+            members.filter(|(name, value)| !value.is_null() && !known.contains(&name.as_str()))
+        {
+            self.note(&format!("{place}.{name}"), "there is nothing like it here");
+        }
+    }
+
+    /// The key of the kernel that a port names. It has an identity, and is in a keyring.
+    fn key_of_kernel(
+        &self,
+        (host, nqn, has_key): (&Value, &str, bool),
+        port: &Value,
+        place: &str,
+        words: &mut Vec<String>,
+    ) -> Result<(), Failure> {
+        let at = format!("{place}.keyring");
+        let keyring = match &port["keyring"] {
+            // Older ones of nvme-cli have written its serial number.
+            Value::Number(number) => Some(number.to_string()),
+            value => self.text(value, &at)?.map(str::to_owned),
+        };
+        if keyring.is_some_and(|keyring| !KEYRINGS.contains(&keyring.as_str())) {
+            self.note(
+                &at,
+                "keys are looked for in all keyrings that this user can see; name a key by --tls-psk kernel:SERIAL if \
+                 another one is found (keyctl show lists them)",
+            );
+        }
+        let at = format!("{place}.tls_key_identity");
+        let Some(identity) = self.text(&port["tls_key_identity"], &at)? else { return Ok(()) };
+        if port["tls"] != true || port["concat"] == true {
+            self.note(
+                &at,
+                "the connection does not begin with TLS (tls is not true, or concat is)",
+            );
+            return Ok(());
+        }
+        if self.more.iter().any(|word| is_security(word)) {
+            // What the command line says of TLS comes before the file.
+            return Ok(());
+        }
+        if has_key {
+            self.note(&at, "the key is in the file (tls_key), and is offered by an identity that is made of it");
+            return Ok(());
+        }
+        let Some(parsed) = PskIdentity::parse(identity) else {
+            let what = "it is no identity of a key for TLS (NVMe1R01 HOSTNQN SUBSYSNQN DIGEST), as nvme check-tls-key \
+                        prints it";
+            return Err(self.wrong(&at, what));
+        };
+        let names: Vec<&str> = identity.split(' ').skip(1).collect();
+        let own_host = host["hostnqn"].as_str().or(names.first().copied());
+        if names.first().copied() != own_host || names.get(1) != Some(&nqn) {
+            let what = format!(
+                "it is for other names: `{}`, and not for this host and {}",
+                printable(identity),
+                printable(nqn)
+            );
+            return Err(self.wrong(&at, &what));
+        }
+        // The kernel has it under these names.
+        let version = u8::from(parsed.version() != IdentityVersion::Zero);
+        words.extend(["--tls-psk=kernel:".to_owned(), format!("--tls-identity={version}")]);
         Ok(())
     }
 
@@ -485,6 +650,11 @@ impl ConfigReader<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a word of the command line says what begins the connection's security.
+fn is_security(word: &str) -> bool {
+    ["--tls", "--tls-psk", "--concat"].contains(&word.split('=').next().unwrap_or_default())
 }
 
 /// The text of a regular file of a bearable size.
@@ -525,7 +695,11 @@ mod tests {
             }
         }
         let places = places.each_ref().map(|place| place.as_path());
-        [known_discovery_controllers_at(places), known_connections_at(places)].map(|found| {
+        let line = Line::try_parse_from(["-a", "192.0.2.1"]).unwrap().device.connect.address;
+        let over = Overrides { given: &Given::default(), line: &line, are_names: false };
+        let found =
+            [known_discovery_controllers_at(places, over), known_connections_at(places, over)];
+        found.map(|found| {
             let shown = |found: Vec<Connection>| found.iter().map(Connection::shown).collect();
             found.map(shown).map_err(|failure| failure.message)
         })

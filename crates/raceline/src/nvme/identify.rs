@@ -6,19 +6,20 @@ use raceline_proto::nvme::NamespaceId;
 use raceline_proto::nvme::identify::cns;
 use serde_json::{Value, json};
 
+use super::decode::{Bits, of_controller, of_namespace};
 use super::device::Device;
 use super::fields::Form::{Decimal, Hex, Oui};
 use super::fields::{Bytes, Fields, Form, hex, number};
 use super::output;
-use crate::cli::nvme::{ControllerArgs, NamespaceArgs, NvmeFormat};
+use crate::cli::nvme::{IdCtrlArgs, IdNsArgs, NvmeFormat};
 use crate::failure::Failure;
 
 /// Bytes of a power state.
 const POWER_STATE_LEN: usize = 32;
 /// Where the power states are.
 const POWER_STATES: usize = 2048;
-/// NSFEAT: the fields about granularities count.
-const NSFEAT_GRANULARITY: u8 = 1 << 4;
+/// NSFEAT, OPTPERF: one of these is set if fields about granularities count.
+const NSFEAT_OPTPERF: u8 = 0b11 << 4;
 /// Where the block formats of a namespace are, and how many there can be.
 const BLOCK_FORMATS: (usize, usize) = (128, 64);
 
@@ -156,29 +157,48 @@ const NAMESPACE: [&[(&str, usize, usize, Form)]; 3] = [
 ];
 
 /// `raceline id-ctrl`.
-pub(crate) fn controller(args: &ControllerArgs) -> Result<(), Failure> {
+pub(crate) fn controller(args: &IdCtrlArgs) -> Result<(), Failure> {
     let device = Device::connect_admin(&args.device)?;
     let data = device.identify(cns::CONTROLLER, NamespaceId(0))?;
     device.disconnect();
-    output(args.device.named.format(), &data, controller_normal, controller_document)
+    let normal = |data: &[u8]| controller_normal(data, args.decode.human_readable);
+    output(args.device.named.format(), &data, normal, controller_document)
 }
 
 /// `raceline id-ns`.
-pub(crate) fn namespace(args: &NamespaceArgs) -> Result<(), Failure> {
+pub(crate) fn namespace(args: &IdNsArgs) -> Result<(), Failure> {
+    let IdNsArgs { namespace: args, decode } = args;
     let device = Device::connect_admin(&args.device)?;
     let nsid = device.namespace(args.namespace_id)?;
     let data = device.identify(cns::NAMESPACE, nsid)?;
-    device.disconnect();
-    let normal =
-        |data: &[u8]| format!("NVME Identify Namespace {nsid}:\n{}", namespace_normal(data));
     let format = args.device.named.format();
     if format != NvmeFormat::Binary && data.iter().all(|byte| *byte == 0) {
-        let text = format!(
-            "namespace {nsid} is there, but not attached to this controller: raceline attach-ns does that"
-        );
-        return Err(Failure::runtime(text));
+        let failure = not_attached(&device, nsid);
+        device.disconnect();
+        return Err(failure);
     }
+    device.disconnect();
+    let normal = |data: &[u8]| {
+        let fields = namespace_normal(data, decode.human_readable);
+        format!("NVME Identify Namespace {nsid}:\n{fields}")
+    };
     output(format, &data, normal, namespace_document)
+}
+
+/// Why a controller has nothing to say of a namespace: zeroes stand for one that exists elsewhere, and for none at all.
+fn not_attached(device: &Device, nsid: NamespaceId) -> Failure {
+    let before = NamespaceId(nsid.0.saturating_sub(1));
+    // A controller without namespace management has no such list: there is nothing that is not attached.
+    let next = device.identify(cns::ALLOCATED_NAMESPACES, before).ok();
+    let is_there = next.is_some_and(|list| Bytes(&list).number(0, 4) == u128::from(nsid.0));
+    match is_there {
+        true => Failure::runtime(format!(
+            "namespace {nsid} is there, but not attached to this controller: raceline attach-ns does that"
+        )),
+        false => device.info(nsid).err().unwrap_or_else(|| {
+            Failure::runtime(format!("the controller says nothing about namespace {nsid}"))
+        }),
+    }
 }
 
 fn controller_fields(data: &[u8]) -> Fields<'_> {
@@ -206,8 +226,10 @@ fn power_states(data: &[u8]) -> impl Iterator<Item = Bytes<'_>> {
         .map(Bytes)
 }
 
-pub(super) fn controller_normal(data: &[u8]) -> String {
-    let mut text = format!("NVME Identify Controller:\n{}", controller_fields(data).normal(10));
+/// `decoded`: with what the bits of fields mean.
+pub(super) fn controller_normal(data: &[u8], decoded: bool) -> String {
+    let fields = controller_fields(data).normal(10, known(decoded, of_controller));
+    let mut text = format!("NVME Identify Controller:\n{fields}");
     for (number, state) in power_states(data).enumerate() {
         let flags = state.byte(3);
         let scale = if flags & 1 == 0 { 2 } else { 1 };
@@ -219,8 +241,8 @@ pub(super) fn controller_normal(data: &[u8]) -> String {
         let active = power(state.number(20, 2), state.byte(22) >> 6);
         let workload = match state.byte(22) & 7 {
             0 => "-",
-            1 => "80K 128KiB SW",
-            2 => "80K 128KiB SR",
+            1 => "1MiB 32 RW, 30s idle",
+            2 => "80K 128KiB SW",
             _ => "reserved",
         };
         let _ = writeln!(
@@ -230,6 +252,14 @@ pub(super) fn controller_normal(data: &[u8]) -> String {
         );
     }
     text
+}
+
+/// What fields mean, if that is to be said.
+fn known(
+    decoded: bool,
+    meaning: fn(&str) -> Option<&'static [Bits]>,
+) -> impl Fn(&str) -> Option<&'static [Bits]> {
+    move |name| if decoded { meaning(name) } else { None }
 }
 
 /// A power in watts; scale 1 is 0.0001 W, scale 2 is 0.01 W.
@@ -269,7 +299,7 @@ fn namespace_fields(data: &[u8]) -> Fields<'_> {
     let [before, granularities, after] = NAMESPACE;
     let mut fields = Fields::new(data);
     fields.numbers(before);
-    if fields.bytes.byte(24) & NSFEAT_GRANULARITY != 0 {
+    if fields.bytes.byte(24) & NSFEAT_OPTPERF != 0 {
         fields.numbers(granularities);
     }
     fields.numbers(after);
@@ -309,16 +339,36 @@ pub(super) fn block_sizes(data: &[u8]) -> String {
     sizes.join(", ")
 }
 
-pub(super) fn namespace_normal(data: &[u8]) -> String {
+/// `decoded`: with what the bits of fields mean.
+pub(super) fn namespace_normal(data: &[u8], decoded: bool) -> String {
     // nvme-cli has a tab in this one name.
-    let mut text = namespace_fields(data).normal(8).replace("\nnsattr  : ", "\nnsattr\t: ");
+    let text = namespace_fields(data).normal(8, known(decoded, of_namespace));
+    let mut text = text.replace("\nnsattr  : ", "\nnsattr\t: ");
     let in_use = format_in_use(data);
     for (number, [ms, lbads, rp]) in block_formats(data).enumerate() {
         let used = if number == in_use { "(in use)" } else { "" };
-        let _ =
-            writeln!(text, "lbaf {number:2} : ms:{ms:<3} lbads:{lbads:<2} rp:{} {used}", hex(rp));
+        let _ = match decoded {
+            true => writeln!(
+                text,
+                "LBA Format {number:2} : Metadata Size: {ms:<3} bytes - Data Size: {:<2} bytes - Relative Performance: {} \
+                 {used}",
+                u32::try_from(lbads).ok().and_then(|lbads| 1_u128.checked_shl(lbads)).unwrap_or(0),
+                performance(rp),
+            ),
+            false => writeln!(
+                text,
+                "lbaf {number:2} : ms:{ms:<3} lbads:{lbads:<2} rp:{} {used}",
+                hex(rp)
+            ),
+        };
     }
     text
+}
+
+/// How fast a block format is, beside the others.
+fn performance(rp: u128) -> String {
+    let word = ["Best", "Better", "Good", "Degraded"];
+    format!("{} {}", hex(rp & 3), usize::try_from(rp & 3).map_or("", |number| word[number]))
 }
 
 pub(super) fn namespace_document(data: &[u8]) -> Value {

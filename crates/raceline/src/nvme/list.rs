@@ -12,7 +12,7 @@ use raceline_proto::nvme::Nqn;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::device::plain;
+use super::device::{overrides, plain};
 use super::files::{self, Connection};
 use super::refuse_binary;
 use crate::cli::nvme::{ControllerArgs, DeviceArgs, NvmeFormat};
@@ -143,7 +143,7 @@ fn of_file(path: &Path, args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
     let wanted = |connection: &&Connection| {
         !connection.is_discovery && (!args.has_nqn || connection.connect.nqn == args.connect.nqn)
     };
-    let connections = files::config(path)?;
+    let connections = files::config(path, overrides(args))?;
     for connection in connections.iter().filter(wanted) {
         keep(&mut found, &mut last, connection);
     }
@@ -227,7 +227,7 @@ fn describe(controller: &str, info: &NamespaceInfo) -> Namespace {
 
 /// What a daemon is connected to.
 fn of_daemon(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
-    let connected = manage::connect(&args.named.socket, DAEMON_TIMEOUT);
+    let connected = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT);
     let mut daemon = connected.map_err(|failure| Failure {
         message: format!(
             "{}; without a daemon, say where to look: -a ADDRESS, or --config FILE",
@@ -286,7 +286,12 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
     let nvme = |bdev: &Value| bdev["driver_specific"]["nvme"][0].clone();
     let own =
         bdevs.iter().filter(|bdev| is_of(&word(&bdev["name"]), &name) && nvme(bdev).is_object());
-    let data = own.clone().map(|bdev| nvme(bdev)["ctrlr_data"].clone()).next().unwrap_or_default();
+    // A path that is lost may not say what it leads to.
+    let of_paths =
+        own.clone().filter_map(|bdev| bdev["driver_specific"]["nvme"].as_array()).flatten();
+    let data =
+        of_paths.map(|path| &path["ctrlr_data"]).find(|data| data["serial_number"].is_string());
+    let data = data.cloned().unwrap_or_default();
     let namespaces = own.map(|bdev| {
         let (count, size) =
             (bdev["num_blocks"].as_u64().unwrap_or(0), bdev["block_size"].as_u64().unwrap_or(0));
@@ -564,6 +569,44 @@ mod tests {
         let expected = "nvme-subsys0 - NQN=nqn.2014-08.org.example:1\n               hostnqn=nqn.2014-08.org.example:host\n\\\n \
                         +- 127.0.0.1:4420 tcp traddr=127.0.0.1,trsvcid=4420 live\n";
         assert_eq!(text, expected);
+    }
+
+    /// The answers of a daemon with two paths, of which the first is lost, and what is printed of them.
+    #[test]
+    fn a_daemon_is_listed_as_the_files_in_golden_say() {
+        let path = |port: &str, state: &str, cntlid: u16| {
+            json!({
+                "state": state, "cntlid": cntlid,
+                "trid": {
+                    "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": port,
+                    "subnqn": "nqn.2014-08.org.example:golden",
+                },
+                "host": { "nqn": "nqn.2014-08.org.example:host", "addr": "192.0.2.9", "svcid": "" },
+            })
+        };
+        let controller = json!({
+            "name": "Nvme0",
+            "ctrlrs": [path("4420", "resetting", 0), path("4421", "enabled", 7)],
+        });
+        let bdev = |nsid: u32, blocks: u64| {
+            json!({
+                "name": format!("Nvme0n{nsid}"), "block_size": 4096, "num_blocks": blocks,
+                "driver_specific": { "nvme": [
+                    { "ns_data": { "id": nsid } },
+                    { "ns_data": { "id": nsid }, "ctrlr_data": {
+                        "model_number": "A model of a drive", "serial_number": "SERIAL-7",
+                        "firmware_revision": "1.2.3",
+                    } },
+                ] },
+            })
+        };
+        let bdevs = [bdev(1, 262_144), bdev(2, 1 << 32), json!({ "name": "m0" })];
+        let listed = [of_controller(&controller, &bdevs).unwrap()];
+        assert_eq!(namespaces_normal(&listed), include_str!("golden/list.txt"));
+        assert_eq!(subsystems_normal(&listed), include_str!("golden/list-subsys.txt"));
+        let golden = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        assert_eq!(namespaces_flat(&listed), golden(include_str!("golden/list.json")));
+        assert_eq!(subsystems_document(&listed), golden(include_str!("golden/list-subsys.json")));
     }
 
     #[test]

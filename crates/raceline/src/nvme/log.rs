@@ -7,6 +7,7 @@ use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{NamespaceId, Sqe, Status};
 use serde_json::{Value, json};
 
+use super::decode::{CRITICAL_WARNING, ENDURANCE_GROUPS, PARAMETER, STATUS, lines};
 use super::device::Device;
 use super::fields::{Bytes, dump, hex, number};
 use super::output;
@@ -124,7 +125,8 @@ pub(crate) fn smart(args: &SmartLogArgs) -> Result<(), Failure> {
     let heading =
         format!("Smart Log for NVME device:{} namespace-id:{:x}\n", device.name(), nsid.0);
     device.disconnect();
-    output(args.device.named.format(), &data, |data| heading + &smart_normal(data), smart_document)
+    let normal = |data: &[u8]| heading + &smart_normal(data, args.decode.human_readable);
+    output(args.device.named.format(), &data, normal, smart_document)
 }
 
 /// `raceline error-log`.
@@ -142,7 +144,7 @@ pub(crate) fn errors(args: &ErrorLogArgs) -> Result<(), Failure> {
     output(
         args.device.named.format(),
         &data,
-        |data| heading + &errors_normal(data),
+        |data| heading + &errors_normal(data, args.decode.human_readable),
         errors_document,
     )
 }
@@ -153,23 +155,27 @@ fn sensors(bytes: Bytes<'_>) -> impl Iterator<Item = (usize, u128)> {
     all.filter(|(_, kelvin)| *kelvin != 0)
 }
 
-fn celsius(kelvin: u128) -> String {
+pub(super) fn celsius(kelvin: u128) -> String {
     let degrees = i64::try_from(kelvin).unwrap_or(i64::MAX) - FREEZING_KELVIN;
     format!("{degrees}°C ({kelvin} Kelvin)")
 }
 
-pub(super) fn smart_normal(data: &[u8]) -> String {
+/// `decoded`: with what the bits of fields mean.
+pub(super) fn smart_normal(data: &[u8], decoded: bool) -> String {
     let bytes = Bytes(data);
+    let meaning = |value, bits| if decoded { lines(value, 1, bits) } else { String::new() };
     let mut text = format!(
-        "critical_warning\t\t\t: {}\ntemperature\t\t\t\t: {}\navailable_spare\t\t\t\t: {}%\n\
+        "critical_warning\t\t\t: {}\n{}temperature\t\t\t\t: {}\navailable_spare\t\t\t\t: {}%\n\
          available_spare_threshold\t\t: {}%\npercentage_used\t\t\t\t: {}%\n\
-         endurance group critical warning summary: {}\n",
+         endurance group critical warning summary: {}\n{}",
         hex(bytes.number(0, 1)),
+        meaning(bytes.number(0, 1), CRITICAL_WARNING),
         celsius(bytes.number(1, 2)),
         bytes.byte(3),
         bytes.byte(4),
         bytes.byte(5),
         hex(bytes.number(6, 1)),
+        meaning(bytes.number(6, 1), ENDURANCE_GROUPS),
     );
     for (name, label, at) in COUNTERS {
         let count = bytes.number(at, 16);
@@ -194,7 +200,7 @@ pub(super) fn smart_normal(data: &[u8]) -> String {
 }
 
 /// Bytes in powers of 1000 with two digits: 3.94 EB.
-fn units(bytes: u128) -> String {
+pub(super) fn units(bytes: u128) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let mut unit = 0;
     let mut scale = 1_u128;
@@ -203,7 +209,7 @@ fn units(bytes: u128) -> String {
         unit += 1;
     }
     // Rounded as printf does it, but without a number of too few digits.
-    let hundredths = (bytes.saturating_mul(100) + scale / 2) / scale;
+    let hundredths = bytes.saturating_mul(100).saturating_add(scale / 2) / scale;
     format!("{}.{:02} {}B", hundredths / 100, hundredths % 100, UNITS[unit])
 }
 
@@ -245,23 +251,29 @@ fn transport(trtype: u8) -> &'static str {
     }
 }
 
-pub(super) fn errors_normal(data: &[u8]) -> String {
+/// `decoded`: with what the bits of fields mean.
+pub(super) fn errors_normal(data: &[u8], decoded: bool) -> String {
+    let meaning = |value, bits| if decoded { lines(value, 2, bits) } else { String::new() };
     let mut text = ".................\n".to_owned();
     for (place, entry) in entries(data).enumerate() {
         let word = entry.number(12, 2);
+        let location = entry.number(14, 2);
         let status = Status::from_wire(u16::try_from(word).unwrap_or(0));
         let _ = write!(
             text,
             " Entry[{place:2}]   \n.................\nerror_count\t: {}\nsqid\t\t: {}\ncmdid\t\t: {}\n\
-             status_field\t: {}({})\nphase_tag\t: {}\nparm_err_loc\t: {}\nlba\t\t: {}\nnsid\t\t: {}\nvs\t\t: {}\n\
+             status_field\t: {}({})\n{}phase_tag\t: {}\nparm_err_loc\t: {}\n{}lba\t\t: {}\nnsid\t\t: {}\nvs\t\t: {}\n\
              trtype\t\t: {}\ncs\t\t: {}\ntrtype_spec_info: {}\n.................\n",
             entry.number(0, 8),
             entry.number(8, 2),
             hex(entry.number(10, 2)),
             hex(word >> 1),
             status.text(),
+            meaning(word >> 1, STATUS),
             hex(word & 1),
-            hex(entry.number(14, 2)),
+            hex(location),
+            // All ones: the error is of no parameter.
+            if location == 0xffff { String::new() } else { meaning(location, PARAMETER) },
             hex(entry.number(16, 8)),
             hex(entry.number(24, 4)),
             entry.byte(28),

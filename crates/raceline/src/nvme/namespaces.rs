@@ -61,7 +61,7 @@ pub(crate) fn create(args: &CreateArgs) -> Result<(), Failure> {
         cdw11: (u32::from(args.csi) << 24).into(),
         ..Sqe::default()
     };
-    let nsid = device.send(sqe, data.as_bytes().to_vec())?;
+    let nsid = device.manage(sqe, data.as_bytes().to_vec())?;
     device.disconnect();
     say(&args.device, &format!("create-ns: Success, created nsid:{nsid}"), &json!({ "nsid": nsid }))
 }
@@ -113,7 +113,7 @@ fn attachment(args: &AttachArgs, select: u32, verb: &str) -> Result<(), Failure>
         cdw10: select.into(),
         ..Sqe::default()
     };
-    device.send(sqe, list.as_bytes().to_vec())?;
+    device.manage(sqe, list.as_bytes().to_vec())?;
     device.disconnect();
     let document = json!({ "nsid": nsid.0, "controllers": controllers });
     say(&args.device, &format!("{verb}: Success, nsid:{nsid}"), &document)
@@ -130,7 +130,7 @@ pub(crate) fn delete(args: &DeleteArgs) -> Result<(), Failure> {
         cdw10: UNDO.into(),
         ..Sqe::default()
     };
-    device.send(sqe, Vec::new())?;
+    device.manage(sqe, Vec::new())?;
     device.disconnect();
     say(&args.device, &format!("delete-ns: Success, deleted nsid:{nsid}"), &json!({ "nsid": nsid }))
 }

@@ -1,7 +1,8 @@
 //! What the verbs print beside what nvme-cli 2.3 prints of the same bytes.
 //!
 //! The files in `golden` are the output of `nvme id-ctrl`, `id-ns`, `smart-log` and `error-log`, with `-o normal` and
-//! `-o json`, whose ioctl was answered with the bytes that are made here.
+//! `-o json`, whose ioctl was answered with the bytes that are made here. Those of `list` and `list-subsys` are what Raceline
+//! has for a daemon, in nvme-cli's layout: nvme-cli lists the kernel's devices only.
 
 use serde_json::Value;
 
@@ -112,19 +113,20 @@ fn lines(ours: &str, theirs: &str) {
 
 #[test]
 fn text_is_that_of_nvme_cli() {
-    lines(&identify::controller_normal(&controller()), include_str!("golden/id-ctrl.txt"));
-    let text = format!("NVME Identify Namespace 1:\n{}", identify::namespace_normal(&namespace()));
+    lines(&identify::controller_normal(&controller(), false), include_str!("golden/id-ctrl.txt"));
+    let text =
+        format!("NVME Identify Namespace 1:\n{}", identify::namespace_normal(&namespace(), false));
     lines(&text, include_str!("golden/id-ns.txt"));
     let heading = "Smart Log for NVME device:null namespace-id:ffffffff\n";
     lines(
-        &(heading.to_owned() + &log::smart_normal(&smart())),
+        &(heading.to_owned() + &log::smart_normal(&smart(), false)),
         include_str!("golden/smart-log.txt"),
     );
     // The explanation of the status is nvme-cli's own.
     let theirs = include_str!("golden/error-log.txt");
     let long = ": A reserved coded value or an unsupported value in a defined field";
     let heading = "Error Log Entries for device:null entries:2\n";
-    lines(&(heading.to_owned() + &log::errors_normal(&errors())), &theirs.replace(long, ""));
+    lines(&(heading.to_owned() + &log::errors_normal(&errors(), false)), &theirs.replace(long, ""));
 }
 
 #[test]
@@ -133,12 +135,52 @@ fn short_data_are_shown_as_zeroes() {
         identify::controller_document(data);
         identify::namespace_document(data);
         log::smart_document(data);
-        assert!(identify::controller_normal(data).starts_with("NVME Identify Controller:"));
-        assert!(identify::namespace_normal(data).contains("lbaf"));
-        assert!(log::smart_normal(data).contains("critical_warning"));
+        for decoded in [false, true] {
+            let controller = identify::controller_normal(data, decoded);
+            assert!(controller.starts_with("NVME Identify Controller:"));
+            let format = if decoded { "LBA Format" } else { "lbaf" };
+            assert!(identify::namespace_normal(data, decoded).contains(format));
+            assert!(log::smart_normal(data, decoded).contains("critical_warning"));
+        }
     }
     // A controller that says 256 power states and 512 block formats has as many as the specification has.
-    let text = identify::controller_normal(&[0xff; 4096]);
+    let text = identify::controller_normal(&[0xff; 4096], false);
     assert_eq!(text.matches("ps   ").count(), 32);
-    assert_eq!(identify::namespace_normal(&[0xff; 4096]).matches("\nlbaf ").count(), 64);
+    assert_eq!(identify::namespace_normal(&[0xff; 4096], false).matches("\nlbaf ").count(), 64);
+}
+
+/// With `-H`, lines that say what bits mean are added, and block formats are in words; nothing else changes.
+#[test]
+fn decoded_text_has_the_other_text_in_it() {
+    let all = |decoded| {
+        [
+            identify::controller_normal(&controller(), decoded),
+            identify::namespace_normal(&namespace(), decoded),
+            log::smart_normal(&smart(), decoded),
+            log::errors_normal(&errors(), decoded),
+        ]
+    };
+    for (plain, decoded) in all(false).into_iter().zip(all(true)) {
+        let is_added = |line: &&str| !line.is_empty() && !line.starts_with("  [");
+        let formats = |line: &&str| !line.starts_with("lbaf") && !line.starts_with("LBA Format");
+        let rest: Vec<&str> = decoded.lines().filter(is_added).filter(formats).collect();
+        let wanted: Vec<&str> =
+            plain.lines().filter(|line| !line.is_empty()).filter(formats).collect();
+        assert_eq!(rest, wanted);
+        assert!(decoded.matches("\n  [").count() > 5, "{decoded}");
+    }
+    let [controller, namespace, smart, errors] = all(true);
+    for (text, line) in [
+        (&controller, "\n  [3:3] : "),
+        (
+            &namespace,
+            "\nLBA Format  1 : Metadata Size: 8   bytes - Data Size: 4096 bytes - Relative Performance: 0 Best (in use)\n",
+        ),
+        (&smart, "\n  [2:2] : 0x1\tThe reliability of the subsystem is degraded\n"),
+        (&errors, "\n  [10:8] : 0\tGeneric Command Status\n"),
+        (&errors, "\n  [7:0] : 0x2\tStatus Code: 2\n"),
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(errors.contains("parm_err_loc\t: 0xffff\nlba"), "{errors}");
 }

@@ -14,7 +14,8 @@ fn target() -> (Daemon, Vec<String>) {
     daemon.ok(&["pool", "add", NQN, "pool"]);
     daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
     let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
-    let options = ["-t", "tcp", "-a", "127.0.0.1", "-s", &port, "-n", NQN];
+    // Some verbs refuse -s: it has two meanings there.
+    let options = ["-t", "tcp", "-a", "127.0.0.1", "--trsvcid", &port, "-n", NQN];
     (daemon, options.map(str::to_owned).to_vec())
 }
 
@@ -40,6 +41,18 @@ fn controllers_and_namespaces_are_shown_as_nvme_cli_shows_them() {
             .starts_with("NVME Identify Namespace 7:\nnsze    : 0x4000\n")
     );
     assert_eq!(daemon.json(&with(&["smart-log"], &options))["avail_spare"], 100);
+    for (verb, says) in [
+        (&["id-ctrl", "-H"][..], "\n  [0:0] : 0x1\tCompare: supported\n"),
+        (
+            &["id-ns", "-H", "-N", "7"],
+            " - Data Size: 512 bytes - Relative Performance: 0 Best (in use)\n",
+        ),
+        (&["smart-log", "-H"], "\n  [3:3] : 0\tMedia can be written\n"),
+        (&["error-log", "-H", "-e", "1"], "\tStatus Code: "),
+    ] {
+        let shown = daemon.ok(&with(verb, &options));
+        assert!(shown.contains(says), "{verb:?}: {shown}");
+    }
     daemon.refused(&with(&["get-log", "-i", "0xc0", "--log-len", "64"], &options));
     let errors = daemon.json(&with(&["error-log", "-e", "2"], &options));
     assert!(errors["errors"].as_array().is_some_and(|list| !list.is_empty()), "{errors}");
@@ -63,6 +76,31 @@ fn controllers_and_namespaces_are_shown_as_nvme_cli_shows_them() {
     assert!(text.contains(&format!("NQN={NQN}\n")) && text.contains(" live\n"), "{text}");
     assert_eq!(daemon.ok(&with(&["ns-rescan"], &options)), "[   0]:0x7\n");
     assert!(daemon.ok(&with(&["reset"], &options)).ends_with(" was reset\n"));
+    // Zeroes are all that a controller says of a namespace that does not exist.
+    wrong(&daemon, &with(&["id-ns", "-N", "3"], &options), "no namespace 3; the controller has 7");
+}
+
+#[test]
+fn a_subsystem_without_a_pool_says_what_it_needs() {
+    let daemon = Daemon::start();
+    daemon.ok(&["bdev", "add", "ram:8M", "-n", "m0"]);
+    daemon.ok(&["subsys", "add", NQN, "--allow-any-host"]);
+    daemon.ok(&["subsys", "add", "nqn.2014-08.org.example:other"]);
+    let listed = daemon.json(&["subsys", "ls"]);
+    let serials: Vec<&str> =
+        [0, 1].map(|at| listed[at]["serial_number"].as_str().unwrap()).to_vec();
+    assert!(serials[0].starts_with("RL") && serials[0] != serials[1], "{serials:?}");
+    daemon.ok(&["ns", "add", NQN, "m0"]);
+    daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
+    let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let options = ["-a", "127.0.0.1", "--trsvcid", &port, "-n", NQN].map(str::to_owned);
+    for verb in
+        [&["create-ns", "--nsze", "8"][..], &["delete-ns", "-N", "1"], &["attach-ns", "-N", "1"]]
+    {
+        let error = daemon.refused(&with(verb, &options));
+        assert!(error.contains("raceline pool add NQN DEVICE"), "{verb:?}: {error}");
+    }
+    wrong(&daemon, &with(&["id-ns", "-N", "3"], &options), "no namespace 3; the controller has 1");
 }
 
 #[test]
@@ -89,8 +127,12 @@ fn blocks_are_zeroed_compared_freed_and_flushed() {
     for (verb, words) in [
         (&["dsm", "--slbs", "0", "--blocks", "8"][..], "add --ad"),
         (&["dsm", "--slbs", "0,1", "--blocks", "8", "--ad"], "the same number of ranges"),
-        (&["write-zeroes", "--start-block", "16384"], "has 16384"),
-        (&["write-zeroes", "--block-count", "0xffffffffffffffff"], "too large"),
+        (&["write-zeroes", "--start-block", "16384", "--block-count", "0"], "has 16384"),
+        (
+            &["write-zeroes", "--start-block", "0", "--block-count", "0xffffffffffffffff"],
+            "too large",
+        ),
+        (&["write-zeroes", "-s", "8"], "write the long name"),
         (&["compare", "--data-size", "100", "--data", &file], "whole number of blocks"),
         (
             &["compare", "--data-size", "512", "--block-count", "1", "--data", &file],
@@ -166,7 +208,7 @@ fn namespaces_are_made_attached_formatted_and_deleted() {
 #[test]
 fn a_controller_of_a_daemon_is_named_by_its_name() {
     // A daemon takes no device of its own for another one's, so that there are two.
-    let (_target, options) = target();
+    let (target, options) = target();
     let daemon = Daemon::start();
     let port = &options[5];
     daemon.ok(&[
@@ -196,8 +238,38 @@ fn a_controller_of_a_daemon_is_named_by_its_name() {
     assert_eq!(daemon.json(&["id-ctrl", "Nvme0"])["subnqn"], NQN);
     assert_eq!(daemon.json(&["id-ns", "Nvme0n7"])["nsze"], 16384);
     assert_eq!(daemon.ok(&["reset", "Nvme0"]), "Nvme0 was reset\n");
+
+    // Lines in nvme-cli's letters do what they do in nvme-cli.
+    let file = daemon.file("data");
+    std::fs::write(&file, vec![7; 65536]).unwrap();
+    daemon.ok(&with(&["write", "--namespace", "7", &file], &options));
+    assert_eq!(
+        daemon.ok(&["write-zeroes", "Nvme0n7", "-s", "100", "-c", "7"]),
+        "NVME Write Zeroes Success\n"
+    );
+    let mut wanted = vec![7; 65536];
+    wanted[100 * 512..108 * 512].fill(0);
+    std::fs::write(&file, &wanted).unwrap();
+    assert_eq!(daemon.ok(&["compare", "Nvme0n7", "-s", "0", "-d", &file]), "compare: Success\n");
+    std::fs::write(&file, vec![0; 4096]).unwrap();
+    daemon.ok(&["compare", "Nvme0n7", "-s", "100", "-c", "7", "-d", &file]);
+    let elsewhere = daemon.output(&["compare", "Nvme0n7", "-s", "99", "-c", "7", "-d", &file]);
+    assert_eq!(elsewhere.status.code(), Some(4), "{elsewhere:?}");
+    daemon.ok(&["dsm", "Nvme0", "-n", "7", "-s", "0", "-b", "8", "-d"]);
+    daemon.ok(&["compare", "Nvme0n7", "-s", "0", "-c", "7", "-d", &file]);
+    wrong(&daemon, &["write-zeroes", "Nvme0n7"], "required");
+    let known = daemon.json(&["list"]);
+    assert_eq!(known["Devices"][0]["SerialNumber"], "RL1");
     wrong(&daemon, &["id-ctrl", "Nvme1"], "it has Nvme0");
     wrong(&daemon, &["id-ctrl", "Nvme0", "-a", "127.0.0.1"], "cannot be used with");
+    // What a controller is, is known while it is lost.
+    drop(target);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while daemon.ok(&["list-subsys"]).contains(" live\n") {
+        assert!(std::time::Instant::now() < until, "the loss was not noticed");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(daemon.json(&["list"]), known);
 }
 
 #[test]
@@ -367,6 +439,31 @@ fn connections_come_from_the_files_of_nvme_cli() {
     ] {
         wrong_file(&daemon, &lines, text, says);
     }
+}
+
+#[test]
+fn options_of_the_command_line_come_before_those_of_a_file() {
+    let (daemon, options) = target();
+    let (json, lines) = (daemon.file("config.json"), daemon.file("discovery.conf"));
+    let config = format!(
+        r#"[{{"hostnqn": "nqn.2014-08.org.example:h", "subsystems": [{{"nqn": "{NQN}", "ports": [
+            {{"traddr": "127.0.0.1", "trsvcid": "{}"}}]}}]}}]"#,
+        options[5]
+    );
+    std::fs::write(&json, config).unwrap();
+    std::fs::write(&lines, format!("-t tcp -a 127.0.0.1 -s {} -f no-such1\n", options[5])).unwrap();
+    let words = ["list", "-v", "--config", &json];
+    assert_eq!(daemon.json(&words)["Devices"][0]["HostNQN"], "nqn.2014-08.org.example:h");
+    let words = [&words[..], &["-q", "nqn.2014-08.org.example:line"]].concat();
+    assert_eq!(daemon.json(&words)["Devices"][0]["HostNQN"], "nqn.2014-08.org.example:line");
+    for (verb, file) in [("connect-all", &json), ("connect-all", &lines), ("discover", &lines)] {
+        let output = daemon.output(&[verb, "--config", file, "-f", "no-such0"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        let says = error.contains("there is no interface no-such0");
+        assert!(!output.status.success() && says, "{verb} {file}: {error}");
+    }
+    let found = daemon.ok(&["discover", "--config", &lines, "-f", "lo"]);
+    assert!(found.contains(NQN), "{found}");
 }
 
 /// A file that is wrong is refused by its place, and no secret is shown.

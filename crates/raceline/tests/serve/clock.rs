@@ -94,7 +94,7 @@ fn a_clock_that_jumps_ends_nothing() {
     let before = controllers();
     let mut changes = first;
     for (step, offset) in [DAY, -DAY, 0].into_iter().enumerate() {
-        let ((reads, ticks), since) = (statistics(&socket), Instant::now());
+        let (since, (reads, ticks)) = (Instant::now(), statistics(&socket));
         place.jump(offset);
         // Longer than the timers of a loop and a second of limits.
         std::thread::sleep(Duration::from_secs(2));

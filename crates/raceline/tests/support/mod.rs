@@ -6,10 +6,11 @@
 pub(crate) mod counting;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,20 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a condition is looked at that a test waits for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// An IP address of the caller's own: nobody else takes its ports while nobody listens there.
+pub(crate) fn own_ip() -> Ipv4Addr {
+    static COUNT: AtomicU8 = AtomicU8::new(100);
+    let [low, high, ..] = std::process::id().to_le_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    assert!(count > 0, "a process has 156 of them");
+    Ipv4Addr::new(127, count, high, low.max(1))
+}
+
+/// A port that is free now, at such an address.
+pub(crate) fn own_address() -> SocketAddr {
+    TcpListener::bind((own_ip(), 0)).unwrap().local_addr().unwrap()
+}
 
 /// Waits for a condition; `what` names what comes with it.
 pub(crate) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
@@ -360,6 +375,11 @@ impl Drop for Scratch {
     }
 }
 
+/// The program under test: the one that was built with the tests, or the one that RACELINE_PROGRAM names.
+pub(crate) fn program() -> String {
+    std::env::var("RACELINE_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_raceline").to_owned())
+}
+
 fn command(arguments: &[&str]) -> Command {
     command_by(&[], arguments)
 }
@@ -367,7 +387,8 @@ fn command(arguments: &[&str]) -> Command {
 /// The program, run through another program.
 fn command_by(prefix: &[&str], arguments: &[&str]) -> Command {
     let mut words = prefix.to_vec();
-    words.push(env!("CARGO_BIN_EXE_raceline"));
+    let program = program();
+    words.push(&program);
     words.extend(arguments);
     let mut command = Command::new(words[0]);
     command

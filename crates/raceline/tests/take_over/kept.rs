@@ -241,6 +241,28 @@ fn nobody_takes_over_what_he_would_not_have() {
     export.terminate();
 }
 
+/// Whether a process has a handler for SIGTERM, so far as the kernel knows.
+fn catches_term(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (Signal::TERM.as_raw() - 1) & 1 == 1
+}
+
+/// Whether a process has a connection to this port.
+fn is_connected(pid: u32, port: u16) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let (to, established) = (format!(":{port:04X}"), "01");
+    table.lines().skip(1).any(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        columns[2].ends_with(&to)
+            && columns[3] == established
+            && names.contains(&format!("socket:[{}]", columns[9]))
+    })
+}
+
 /// Somebody thinks better of it while the new process is still starting.
 #[test]
 fn a_successor_that_is_asked_to_end_leaves_the_daemon_alone() {
@@ -267,8 +289,12 @@ fn a_successor_that_is_asked_to_end_leaves_the_daemon_alone() {
         assert!(Instant::now() < deadline, "{}", place.said());
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It catches signals by now, and waits for the controller.
-    std::thread::sleep(Duration::from_millis(700));
+    let deadline = Instant::now() + LIMIT;
+    while !(catches_term(successor.id()) && is_connected(successor.id(), port)) {
+        assert!(Instant::now() < deadline, "{}", place.said());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // It waits for the controller.
     kill_process(Pid::from_child(&successor), Signal::TERM).unwrap();
     assert_eq!(wait(&mut successor), Some(1), "{}", place.said());
     assert!(place.said().contains("asked to end"), "{}", place.said());

@@ -3,14 +3,16 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, SocketAddrV6};
 use std::ptr::null_mut;
 
 use super::layout::{
-    CmEvent, CmId, ConnectionParameters, PORT_SPACE_TCP, PairAttributes, PairCapabilities, QPT_RC,
-    QueuePair,
+    CHANGE_MIN_RNR_TIMER, CmEvent, CmId, ConnectionParameters, PORT_SPACE_TCP, PairAttributes,
+    PairAttributesToChange, PairCapabilities, QPT_RC, QueuePair,
 };
-use super::{RdmaDevice, last_error, removal};
+use super::{RdmaDevice, last_error};
+use crate::numbers::Numbers;
 use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
 
 /// Requests that wait for the target, at most.
@@ -19,6 +21,10 @@ const BACKLOG: c_int = 128;
 const RESOLVE_MS: c_int = 2000;
 /// Retries of packets, and of messages to a peer without receives: 7 of the latter are without end.
 const RETRIES: u8 = 7;
+/// Bytes of inline requests that are tried, when a device refuses more.
+const INLINE: [u32; 3] = [32, 16, 0];
+/// A code for 0.64 ms: the time after which a peer sends a message again that has found no receive.
+const RETRY_AFTER: u8 = 12;
 /// A status of a reject: the peer still has a connection of these numbers.
 const REJECTED_STALE: c_int = 10;
 /// A status of a reject: by the peer's program.
@@ -53,18 +59,26 @@ pub(super) struct Connections {
     connections: HashMap<ConnectionId, Connection>,
     /// By the address of the manager's identifier, and by the number of the queue pair.
     by_id: HashMap<usize, ConnectionId>,
-    by_number: HashMap<u32, ConnectionId>,
+    pub(super) numbers: Numbers,
     listeners: Vec<(*mut CmId, SocketAddr)>,
     next: u32,
 }
 
 impl Connections {
-    fn add(&mut self, id: *mut CmId) -> ConnectionId {
+    pub(super) fn add(&mut self, id: *mut CmId) -> ConnectionId {
         let name = ConnectionId(self.next);
         self.next = self.next.wrapping_add(1);
         self.connections.insert(name, Connection { id, pair: null_mut(), number: 0 });
         self.by_id.insert(id.addr(), name);
         name
+    }
+
+    /// Takes an identifier without a queue pair out of the table.
+    pub(super) fn give_up(&mut self, connection: ConnectionId) -> Option<*mut CmId> {
+        let id = self.connections.get(&connection).filter(|known| known.pair.is_null())?.id;
+        self.connections.remove(&connection);
+        self.by_id.remove(&id.addr());
+        Some(id)
     }
 
     fn id(&self, connection: ConnectionId) -> Option<*mut CmId> {
@@ -76,12 +90,22 @@ impl Connections {
         (!pair.is_null()).then_some(pair)
     }
 
-    fn listens(&self, id: *mut CmId) -> bool {
-        self.listeners.iter().any(|(listener, _)| *listener == id)
+    /// The connection that has the queue pair at this address.
+    pub(super) fn by_pair(&self, address: usize) -> Option<ConnectionId> {
+        let mut all = self.connections.iter();
+        let has = |known: &Connection| !known.pair.is_null() && known.pair.addr() == address;
+        all.find(|(_, known)| has(known)).map(|(connection, _)| *connection)
     }
 
-    pub(super) fn by_number(&self, number: u32) -> Option<ConnectionId> {
-        self.by_number.get(&number).copied()
+    /// All of them, in the order in which they came.
+    pub(super) fn all(&self) -> Vec<ConnectionId> {
+        let mut all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn listens(&self, id: *mut CmId) -> bool {
+        self.listeners.iter().any(|(listener, _)| *listener == id)
     }
 }
 
@@ -96,7 +120,7 @@ struct Copied {
 }
 
 fn gone(what: &'static str) -> ProviderError {
-    ProviderError { what, why: "the connection is no more".to_owned() }
+    ProviderError::new(what, "the connection is no more")
 }
 
 impl RdmaDevice {
@@ -104,7 +128,12 @@ impl RdmaDevice {
         let mut id = null_mut();
         // SAFETY: the channel is alive; the identifier is written on success.
         let failed = unsafe {
-            (self.functions.rdma_create_id)(self.channel, &raw mut id, null_mut(), PORT_SPACE_TCP)
+            (self.functions.rdma_create_id)(
+                self.channel.as_ptr(),
+                &raw mut id,
+                null_mut(),
+                PORT_SPACE_TCP,
+            )
         };
         if failed != 0 { Err(last_error("making a connection identifier")) } else { Ok(id) }
     }
@@ -139,12 +168,15 @@ impl RdmaDevice {
     pub(super) fn begin_resolving(
         &mut self,
         address: SocketAddr,
+        source: Option<SocketAddr>,
     ) -> Result<ConnectionId, ProviderError> {
         let id = self.create_id()?;
         let mut address = SocketBytes::new(address);
-        // SAFETY: the identifier is alive, and the address is a whole one of its family.
+        let mut source = source.map(SocketBytes::new);
+        let from = source.as_mut().map_or(null_mut(), SocketBytes::as_mut_ptr);
+        // SAFETY: the identifier is alive, and the addresses are whole ones of their families.
         let failed = unsafe {
-            (self.functions.rdma_resolve_addr)(id, null_mut(), address.as_mut_ptr(), RESOLVE_MS)
+            (self.functions.rdma_resolve_addr)(id, from, address.as_mut_ptr(), RESOLVE_MS)
         };
         if failed != 0 {
             let error = last_error("resolving the target's address");
@@ -177,19 +209,30 @@ impl RdmaDevice {
             qp_type: QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: identifier, domain and completion queue are alive and of one device: events of other devices'
-        // identifiers are not passed on.
-        let failed =
-            unsafe { (self.functions.rdma_create_qp)(id, self.domain, &raw mut attributes) };
-        if failed != 0 {
-            return Err(last_error(what));
+        loop {
+            let asked = attributes.cap;
+            // SAFETY: identifier, domain and completion queue are alive and of one device: events of other devices'
+            // identifiers are not passed on.
+            let failed =
+                unsafe { (self.functions.rdma_create_qp)(id, self.domain, &raw mut attributes) };
+            if failed == 0 {
+                break;
+            }
+            let error = last_error(what);
+            // How many bytes a device takes inline, it does not say before: it refuses more, and some with this error.
+            let less = INLINE.into_iter().find(|bytes| *bytes < asked.max_inline_data);
+            let may_be_that = [io::ErrorKind::InvalidInput, io::ErrorKind::OutOfMemory];
+            let Some(less) = less.filter(|_| may_be_that.contains(&error.kind)) else {
+                return Err(error);
+            };
+            attributes.cap = PairCapabilities { max_inline_data: less, ..asked };
         }
         // SAFETY: the identifier has its queue pair now.
         let (pair, number) = unsafe { ((*id).qp, (*(*id).qp).qp_num) };
         if let Some(known) = self.connections.connections.get_mut(&connection) {
             (known.pair, known.number) = (pair, number);
         }
-        self.connections.by_number.insert(number, connection);
+        self.connections.numbers.add(number, connection);
         // Devices round up, some of them far: what was asked for is what is used.
         let inline_bytes = attributes.cap.max_inline_data.min(config.inline_bytes);
         Ok(PairConfig { inline_bytes, ..*config })
@@ -236,7 +279,27 @@ impl RdmaDevice {
         parameters.initiator_depth = reads;
         // SAFETY: as in `ask`.
         let failed = unsafe { (self.functions.rdma_accept)(id, &raw mut parameters) };
-        if failed != 0 { Err(last_error(what)) } else { Ok(()) }
+        if failed != 0 {
+            return Err(last_error(what));
+        }
+        self.shorten_retries(connection);
+        Ok(())
+    }
+
+    /// A peer whose message finds no receive tries again after a time that this end says. The library leaves it at the
+    /// longest, 655 ms. iWARP knows no such retries.
+    fn shorten_retries(&self, connection: ConnectionId) {
+        let Some(pair) = self.pair(connection).filter(|_| !self.capabilities.is_iwarp) else {
+            return;
+        };
+        let mut attributes = PairAttributesToChange::of_timer(RETRY_AFTER);
+        // SAFETY: the queue pair is alive, and the attributes are until the call returns.
+        let failed = unsafe {
+            (self.functions.ibv_modify_qp)(pair, &raw mut attributes, CHANGE_MIN_RNR_TIMER)
+        };
+        if failed != 0 {
+            tracing::debug!(device = self.name, failed, "an RDMA queue has long retries");
+        }
     }
 
     pub(super) fn refuse(&mut self, connection: ConnectionId, private: &[u8]) {
@@ -252,13 +315,28 @@ impl RdmaDevice {
         unsafe { (self.functions.rdma_disconnect)(id) };
     }
 
+    /// Tells the manager that a message has come on a connection that it does not know to be established: the peer's last word
+    /// was lost. The manager then says that the connection is established.
+    pub(super) fn notify(&mut self, connection: ConnectionId, event: u32) {
+        let Some(id) = self.connections.id(connection) else { return };
+        // SAFETY: the identifier is alive.
+        if unsafe { (self.functions.rdma_notify)(id, event) } != 0 {
+            // It knows by now, or the connection has ended.
+            tracing::debug!(device = self.name, "the RDMA manager was not told of a message");
+        }
+    }
+
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         let Some(known) = self.connections.connections.remove(&connection) else { return };
         self.connections.by_id.remove(&known.id.addr());
         if !known.pair.is_null() {
-            self.connections.by_number.remove(&known.number);
             // SAFETY: the identifier has a queue pair, which nobody uses any longer.
             unsafe { (self.functions.rdma_destroy_qp)(known.id) };
+            // The next queue pair may have its number.
+            self.keep_completions();
+            self.connections.numbers.forget(known.number);
+            // Another one may get its address: what was said of it is heeded before.
+            self.keep_mail();
         }
         // SAFETY: alive until here; every event of it was acknowledged when it was copied, so the call does not wait.
         unsafe { (self.functions.rdma_destroy_id)(known.id) };
@@ -269,6 +347,11 @@ impl RdmaDevice {
         for connection in all {
             self.forget(connection);
         }
+        self.end_listening();
+    }
+
+    /// What has come for the listeners and was not taken yet, the manager refuses.
+    pub(super) fn end_listening(&mut self) {
         for (id, _) in std::mem::take(&mut self.connections.listeners) {
             // SAFETY: alive until here.
             unsafe { (self.functions.rdma_destroy_id)(id) };
@@ -279,7 +362,8 @@ impl RdmaDevice {
     fn copy_event(&mut self) -> Option<Copied> {
         let mut event: *mut CmEvent = null_mut();
         // SAFETY: the channel is alive and does not block.
-        if unsafe { (self.functions.rdma_get_cm_event)(self.channel, &raw mut event) } != 0 {
+        if unsafe { (self.functions.rdma_get_cm_event)(self.channel.as_ptr(), &raw mut event) } != 0
+        {
             return None;
         }
         // SAFETY: the event is alive until it is acknowledged below; its private data are as long as it says.
@@ -313,9 +397,13 @@ impl RdmaDevice {
         loop {
             let copied = self.copy_event()?;
             if copied.kind == kind::DEVICE_REMOVAL {
-                removal::note(self.context);
-                if copied.id == self.anchor || self.connections.listens(copied.id) {
-                    return Some(Event::DeviceRemoved(ConnectionId::NOBODY));
+                let is_whole = copied.id == self.anchor || self.connections.listens(copied.id);
+                if is_whole || self.connections.by_id.contains_key(&copied.id.addr()) {
+                    // SAFETY: the identifier is alive: it is this value's.
+                    let is_own = self.note_removal(unsafe { (*copied.id).verbs });
+                    if is_whole && is_own {
+                        return Some(Event::DeviceRemoved(ConnectionId::NOBODY));
+                    }
                 }
             }
             if copied.kind == kind::CONNECT_REQUEST {
@@ -335,21 +423,7 @@ impl RdmaDevice {
         let id = self.connections.id(connection)?;
         // SAFETY: the identifier is alive: it is in the table. Its addresses are filled in, or zeroes.
         let storage = unsafe { (*id).destination };
-        match c_int::from(storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: an IPv4 address is as the family says, and the storage has room and alignment for it.
-                let inet = unsafe { *(&raw const storage).cast::<libc::sockaddr_in>() };
-                let ip = std::net::Ipv4Addr::from_bits(u32::from_be(inet.sin_addr.s_addr));
-                Some(SocketAddr::from((ip, u16::from_be(inet.sin_port))))
-            }
-            libc::AF_INET6 => {
-                // SAFETY: as above, of an IPv6 address.
-                let inet = unsafe { *(&raw const storage).cast::<libc::sockaddr_in6>() };
-                let ip = std::net::Ipv6Addr::from(inet.sin6_addr.s6_addr);
-                Some(SocketAddr::from((ip, u16::from_be(inet.sin6_port))))
-            }
-            _ => None,
-        }
+        address_of(&storage)
     }
 
     fn take_request(&mut self, copied: Copied) -> Option<Event> {
@@ -398,7 +472,7 @@ impl RdmaDevice {
                     REJECTED_STALE => Rejection::Stale,
                     // iWARP has an error number instead.
                     REJECTED_BY_CONSUMER => Rejection::Consumer(copied.private),
-                    status if status.abs() == libc::ECONNREFUSED => {
+                    status if status.abs() == libc::ECONNREFUSED && !copied.private.is_empty() => {
                         Rejection::Consumer(copied.private)
                     }
                     status => Rejection::Manager(status),
@@ -411,6 +485,26 @@ impl RdmaDevice {
             // TIMEWAIT_EXIT says that numbers may be used again, which they are not here.
             _ => None,
         }
+    }
+}
+
+/// An address as the libraries give it, with the scope of one that is of a link only.
+pub(super) fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: an IPv4 address is as the family says, and the storage has room and alignment for it.
+            let inet = unsafe { *(&raw const *storage).cast::<libc::sockaddr_in>() };
+            let ip = std::net::Ipv4Addr::from_bits(u32::from_be(inet.sin_addr.s_addr));
+            Some(SocketAddr::from((ip, u16::from_be(inet.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, of an IPv6 address.
+            let inet = unsafe { *(&raw const *storage).cast::<libc::sockaddr_in6>() };
+            let ip = std::net::Ipv6Addr::from(inet.sin6_addr.s6_addr);
+            let port = u16::from_be(inet.sin6_port);
+            Some(SocketAddrV6::new(ip, port, 0, inet.sin6_scope_id).into())
+        }
+        _ => None,
     }
 }
 
@@ -452,6 +546,8 @@ impl SocketBytes {
 
 #[cfg(test)]
 mod tests {
+    use super::super::removal;
+    use super::super::stub::{library, open, stub, tell};
     use super::*;
 
     #[test]
@@ -466,10 +562,90 @@ mod tests {
         assert_eq!(v6, [10, 0, 0x11, 0x44, 0, 0, 0, 0, 0x20, 1, 0xd, 0xb8]);
     }
 
+    #[test]
+    fn addresses_keep_their_scope() {
+        for text in ["192.0.2.1:4420", "[2001:db8::1]:4420", "[fe80::1%7]:4420"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(address_of(&SocketBytes::new(address).0), Some(address));
+        }
+        stub(|stub| stub.inline = 64);
+        let device = RdmaDevice::open_by(library(), "[fe80::1%7]:4420".parse().unwrap(), 16);
+        assert!(device.is_ok(), "{device:?}");
+        let bound = stub(|stub| std::mem::take(&mut stub.bound));
+        assert_eq!(bound, ["[fe80::1%7]:0".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_device_gets_as_many_inline_bytes_as_it_takes() {
+        for (most, tries, granted) in [
+            (400, &[64][..], 64),
+            (48, &[64, 32], 32),
+            (20, &[64, 32, 16], 16),
+            (0, &[64, 32, 16, 0], 0),
+        ] {
+            stub(|stub| (stub.inline, stub.tries) = (most, Vec::new()));
+            let mut device = open();
+            let id = device.create_id().unwrap();
+            let connection = device.connections.add(id);
+            let config =
+                PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 64 };
+            let made = device.make_pair(connection, &config).unwrap();
+            assert_eq!(made.inline_bytes, granted);
+            assert_eq!(stub(|stub| stub.tries.clone()), tries);
+        }
+    }
+
+    #[test]
+    fn a_connection_comes_from_where_it_is_told() {
+        let mut device = open();
+        let (address, source) = ("192.0.2.1:4420".parse().unwrap(), "192.0.2.9:0".parse().unwrap());
+        device.begin_resolving(address, Some(source)).unwrap();
+        device.begin_resolving(address, None).unwrap();
+        let resolved = stub(|stub| stub.resolved.clone());
+        assert_eq!(resolved, [(Some(source), address), (None, address)]);
+    }
+
+    #[test]
+    fn a_target_tells_hosts_to_try_again_soon() {
+        stub(|stub| stub.inline = 64);
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        let config = PairConfig { sends: 8, receives: 8, shares_receives: true, inline_bytes: 0 };
+        device.make_pair(connection, &config).unwrap();
+        device.agree(connection, &[], 4).unwrap();
+        assert_eq!(stub(|stub| stub.timers.clone()), [RETRY_AFTER]);
+    }
+
+    #[test]
+    fn the_removal_of_another_device_ends_its_own_connections_only() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        // SAFETY: the test's own identifier. It was found to be at another device, of which nothing is read.
+        unsafe { (*id).verbs = std::ptr::without_provenance_mut(4096) };
+        tell(id, kind::DEVICE_REMOVAL, 0);
+        assert_eq!(device.take_event(), Some(Event::DeviceRemoved(connection)));
+        assert!(!removal::is_noted(device.context), "this one is there");
+        tell(device.anchor, kind::DEVICE_REMOVAL, 0);
+        assert_eq!(device.take_event(), Some(Event::DeviceRemoved(ConnectionId::NOBODY)));
+        assert!(removal::is_noted(device.context));
+    }
+
+    #[test]
+    fn only_a_reject_with_data_is_that_of_a_program() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        tell(id, kind::REJECTED, -libc::ECONNREFUSED);
+        let reason = Rejection::Manager(-libc::ECONNREFUSED);
+        assert_eq!(device.take_event(), Some(Event::Rejected { connection, reason }));
+    }
+
     /// Without an RDMA device this fails, and says why.
     #[test]
     fn an_address_without_a_device_is_refused() {
-        let error = RdmaDevice::open([127, 0, 0, 1].into(), 16);
+        let error = RdmaDevice::open("127.0.0.1:0".parse().unwrap(), 16);
         let error = error.err().map(|error| error.to_string()).unwrap_or_default();
         assert!(
             error.contains("install Debian's packages")

@@ -57,7 +57,8 @@ pub(super) struct Device {
 pub(super) struct DeviceAttributes {
     _names: [u8; 64],
     _numbers: [u64; 4],
-    _vendor: [u32; 3],
+    pub(super) vendor_id: u32,
+    _part_and_version: [u32; 2],
     _max_qp: c_int,
     pub(super) max_qp_wr: c_int,
     pub(super) device_cap_flags: c_uint,
@@ -251,6 +252,33 @@ pub(super) const DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
 /// `transport_type` of iWARP.
 pub(super) const TRANSPORT_IWARP: c_int = 1;
 
+/// `struct ibv_async_event`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct AsyncEvent {
+    /// The address of the queue; of a port, its number is in the first four bytes.
+    pub(super) element: usize,
+    pub(super) kind: c_uint,
+}
+
+/// `struct ibv_qp_attr`, of which one field is set.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct PairAttributesToChange {
+    _before: [u64; 16],
+    pub(super) min_rnr_timer: u8,
+    _after: [u8; 15],
+}
+
+impl PairAttributesToChange {
+    pub(super) fn of_timer(min_rnr_timer: u8) -> Self {
+        Self { min_rnr_timer, ..Self::default() }
+    }
+}
+
+/// `IBV_QP_MIN_RNR_TIMER`.
+pub(super) const CHANGE_MIN_RNR_TIMER: c_int = 1 << 15;
+
 /// `struct rdma_event_channel`.
 #[derive(Debug)]
 #[repr(C)]
@@ -305,6 +333,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
     use std::process::Command;
 
+    use super::super::alarms::kind;
     use super::*;
 
     /// Each is a C expression with the value that it must have.
@@ -338,6 +367,10 @@ mod tests {
             (
                 "offsetof(struct ibv_device_attr, device_cap_flags)",
                 offset_of!(DeviceAttributes, device_cap_flags),
+            ),
+            (
+                "offsetof(struct ibv_device_attr, vendor_id)",
+                offset_of!(DeviceAttributes, vendor_id),
             ),
             ("offsetof(struct ibv_device_attr, max_cqe)", offset_of!(DeviceAttributes, max_cqe)),
             (
@@ -406,6 +439,23 @@ mod tests {
                 offset_of!(SharedAttributes, max_sge),
             ),
             ("offsetof(struct ibv_qp_init_attr, srq)", offset_of!(PairAttributes, srq)),
+            ("sizeof(struct ibv_async_event)", size_of::<AsyncEvent>()),
+            ("offsetof(struct ibv_async_event, event_type)", offset_of!(AsyncEvent, kind)),
+            ("sizeof(struct ibv_qp_attr)", size_of::<PairAttributesToChange>()),
+            (
+                "offsetof(struct ibv_qp_attr, min_rnr_timer)",
+                offset_of!(PairAttributesToChange, min_rnr_timer),
+            ),
+            ("IBV_QP_MIN_RNR_TIMER", usize::try_from(CHANGE_MIN_RNR_TIMER).unwrap()),
+            ("IBV_EVENT_CQ_ERR", usize::try_from(kind::CQ_ERR).unwrap()),
+            ("IBV_EVENT_QP_FATAL", usize::try_from(kind::QP_FATAL).unwrap()),
+            ("IBV_EVENT_QP_REQ_ERR", usize::try_from(kind::QP_REQ_ERR).unwrap()),
+            ("IBV_EVENT_QP_ACCESS_ERR", usize::try_from(kind::QP_ACCESS_ERR).unwrap()),
+            ("IBV_EVENT_DEVICE_FATAL", usize::try_from(kind::DEVICE_FATAL).unwrap()),
+            ("IBV_EVENT_PORT_ACTIVE", usize::try_from(kind::PORT_ACTIVE).unwrap()),
+            ("IBV_EVENT_PORT_ERR", usize::try_from(kind::PORT_ERR).unwrap()),
+            ("IBV_EVENT_SRQ_ERR", usize::try_from(kind::SRQ_ERR).unwrap()),
+            ("IBV_EVENT_QP_LAST_WQE_REACHED", usize::try_from(kind::QP_LAST_WQE_REACHED).unwrap()),
         ]
     }
 
@@ -454,6 +504,9 @@ mod tests {
         assert_eq!(size_of::<PairAttributes>(), 64);
         assert_eq!(offset_of!(QueuePair, qp_num), 52);
         assert_eq!(size_of::<ConnectionParameters>(), 24);
+        assert_eq!((size_of::<AsyncEvent>(), offset_of!(AsyncEvent, kind)), (16, 8));
+        assert_eq!(size_of::<PairAttributesToChange>(), 144);
+        assert_eq!(offset_of!(PairAttributesToChange, min_rnr_timer), 128);
     }
 
     #[test]

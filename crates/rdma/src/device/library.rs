@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libloading::{Library as Loaded, Symbol};
 
 use super::layout::{
-    CmEvent, CmId, CompletionChannel, CompletionQueue, ConnectionParameters, DeviceAttributes,
-    EventChannel, MemoryRegion, PairAttributes, SharedAttributes, SharedQueue, VerbsContext,
+    AsyncEvent, CmEvent, CmId, CompletionChannel, CompletionQueue, ConnectionParameters,
+    DeviceAttributes, EventChannel, MemoryRegion, PairAttributes, PairAttributesToChange,
+    QueuePair, SharedAttributes, SharedQueue, VerbsContext,
 };
 use crate::verbs::ProviderError;
 
@@ -36,6 +37,18 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// None of them: whoever calls one ends the test.
+            #[cfg(test)]
+            pub(super) fn none() -> Self {
+                Self { $( $name: {
+                    unsafe extern "C" fn missing($(_: $argument),*) $(-> $result)? {
+                        eprintln!("{} is called", stringify!($name));
+                        std::process::abort()
+                    }
+                    missing
+                }, )* }
+            }
+
             /// Looks all of them up.
             fn find(verbs: &'static Loaded, manager: &'static Loaded) -> Result<Self, ProviderError> {
                 Ok(Self { $( $name: {
@@ -69,6 +82,9 @@ functions! {
     verbs ibv_free_device_list(*mut *mut c_void);
     verbs ibv_create_srq(*mut c_void, *mut SharedAttributes) -> *mut SharedQueue;
     verbs ibv_destroy_srq(*mut SharedQueue) -> c_int;
+    verbs ibv_get_async_event(*mut VerbsContext, *mut AsyncEvent) -> c_int;
+    verbs ibv_ack_async_event(*mut AsyncEvent);
+    verbs ibv_modify_qp(*mut QueuePair, *mut PairAttributesToChange, c_int) -> c_int;
     verbs ibv_query_device(*mut VerbsContext, *mut DeviceAttributes) -> c_int;
     manager rdma_create_event_channel() -> *mut EventChannel;
     manager rdma_destroy_event_channel(*mut EventChannel);
@@ -80,10 +96,12 @@ functions! {
     manager rdma_create_qp(*mut CmId, *mut c_void, *mut PairAttributes) -> c_int;
     manager rdma_destroy_qp(*mut CmId);
     manager rdma_listen(*mut CmId, c_int) -> c_int;
+    manager rdma_migrate_id(*mut CmId, *mut EventChannel) -> c_int;
     manager rdma_connect(*mut CmId, *mut ConnectionParameters) -> c_int;
     manager rdma_accept(*mut CmId, *mut ConnectionParameters) -> c_int;
     manager rdma_reject(*mut CmId, *const c_void, u8) -> c_int;
     manager rdma_disconnect(*mut CmId) -> c_int;
+    manager rdma_notify(*mut CmId, c_uint) -> c_int;
     manager rdma_get_cm_event(*mut EventChannel, *mut *mut CmEvent) -> c_int;
     manager rdma_ack_cm_event(*mut CmEvent) -> c_int;
 }
@@ -118,17 +136,28 @@ pub(super) fn functions() -> Result<&'static Functions, ProviderError> {
     if let Some(functions) = FUNCTIONS.get() {
         return Ok(functions);
     }
-    if IS_SEALED.load(Ordering::Relaxed) {
-        return Err(ProviderError { what: WHAT, why: sealed_text() });
+    if let Some(why) =
+        refusal(cfg!(target_feature = "crt-static"), IS_SEALED.load(Ordering::Relaxed))
+    {
+        return Err(ProviderError::new(WHAT, why.to_owned()));
     }
     let functions = load([VERBS, MANAGER])?;
     Ok(FUNCTIONS.get_or_init(|| functions))
 }
 
-fn sealed_text() -> String {
-    "this process was started without RDMA and has given up the right to load libraries; restart the daemon with --rdma, or \
-     any other program without its sandbox (--sandbox off)"
-        .to_owned()
+/// Why the libraries may not even be looked for. A static program has a C library of its own, and those of RDMA bring the
+/// machine's: with two of them in a process, it crashes or worse.
+fn refusal(is_static: bool, is_sealed: bool) -> Option<&'static str> {
+    if is_static {
+        return Some(
+            "this is the static program, which can load no libraries, so it has no RDMA; use the program of the Debian or \
+             RPM package, or one built without +crt-static",
+        );
+    }
+    is_sealed.then_some(
+        "this process was started without RDMA and has given up the right to load libraries; restart the daemon with \
+         --rdma, or any other program without its sandbox (--sandbox off)",
+    )
 }
 
 fn load([verbs, manager]: [&str; 2]) -> Result<Functions, ProviderError> {
@@ -152,7 +181,7 @@ fn failure(why: String) -> ProviderError {
     let why = format!(
         "{why}; install Debian's packages libibverbs1, librdmacm1 (librdmacm1t64 from Debian 13 on) and ibverbs-providers"
     );
-    ProviderError { what: WHAT, why }
+    ProviderError::new(WHAT, why)
 }
 
 #[cfg(test)]
@@ -166,7 +195,19 @@ mod tests {
         for word in ["libibverbs-that-is-not-there.so.1", "libibverbs1", "ibverbs-providers"] {
             assert!(text.contains(word), "{text}");
         }
-        assert!(sealed_text().contains("restart") && !sealed_text().contains("install"));
+    }
+
+    #[test]
+    fn where_nothing_can_be_loaded_nobody_is_told_to_install_anything() {
+        assert_eq!(refusal(false, false), None);
+        let sealed = refusal(false, true).unwrap();
+        assert!(sealed.contains("restart") && !sealed.contains("install"));
+        // That holds in its sandbox and out of it.
+        for is_sealed in [false, true] {
+            let text = refusal(true, is_sealed).unwrap();
+            assert!(text.contains("static") && text.contains("package"), "{text}");
+            assert!(!text.contains("restart") && !text.contains("install"), "{text}");
+        }
     }
 
     #[test]

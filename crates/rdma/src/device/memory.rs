@@ -4,11 +4,14 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::ptr::NonNull;
+use std::io;
+use std::ptr::{NonNull, null_mut};
 
-use super::last_error;
-use super::layout::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MemoryRegion};
+use super::layout::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MemoryRegion, VerbsContext,
+};
 use super::library::Functions;
+use super::{last_error, removal};
 use crate::foreign::Foreign;
 use crate::verbs::{Access, ProviderError, Region};
 
@@ -26,13 +29,37 @@ struct Allocation {
 #[derive(Debug)]
 pub(super) struct Memory {
     functions: &'static Functions,
+    context: *mut VerbsContext,
     allocations: HashMap<u32, Allocation>,
     foreign: HashMap<u32, (Foreign, *mut MemoryRegion)>,
 }
 
 impl Memory {
     pub(super) fn new(functions: &'static Functions) -> Self {
-        Self { functions, allocations: HashMap::new(), foreign: HashMap::new() }
+        Self {
+            functions,
+            context: null_mut(),
+            allocations: HashMap::new(),
+            foreign: HashMap::new(),
+        }
+    }
+
+    /// The device has this context.
+    pub(super) fn set_context(&mut self, context: *mut VerbsContext) {
+        self.context = context;
+    }
+
+    /// Ends a registration. Whether the device does not reach the memory any longer.
+    fn end(&self, registration: *mut MemoryRegion) -> bool {
+        // SAFETY: the registration is alive, and ends here.
+        let failed = unsafe { (self.functions.ibv_dereg_mr)(registration) };
+        if failed == 0 {
+            return true;
+        }
+        let said =
+            if failed < 0 { io::Error::last_os_error().raw_os_error() } else { Some(failed) };
+        // The kernel ends all registrations of a device that is removed, and answers so from then on.
+        matches!(said, Some(libc::EIO | libc::ENODEV)) && removal::is_noted(self.context)
     }
 
     pub(super) fn register(
@@ -44,10 +71,10 @@ impl Memory {
         let what = "registering memory";
         let bytes = usize::try_from(len).unwrap_or(usize::MAX).max(1).next_multiple_of(PAGE);
         let layout = Layout::from_size_align(bytes, PAGE)
-            .map_err(|error| ProviderError { what, why: error.to_string() })?;
+            .map_err(|error| ProviderError::new(what, error.to_string()))?;
         // SAFETY: the layout has a size above 0.
         let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            return Err(ProviderError { what, why: format!("no memory for {bytes} bytes") });
+            return Err(ProviderError::new(what, format!("no memory for {bytes} bytes")));
         };
         let mut flags = if access.local_write { ACCESS_LOCAL_WRITE } else { 0 };
         flags |= if access.remote_read { ACCESS_REMOTE_READ } else { 0 };
@@ -101,9 +128,7 @@ impl Memory {
     }
 
     fn end_foreign(&self, (memory, registration): (Foreign, *mut MemoryRegion)) {
-        // SAFETY: the registration is alive, and ends here.
-        let failed = unsafe { (self.functions.ibv_dereg_mr)(registration) };
-        if failed != 0 {
+        if !self.end(registration) {
             // The device may still read it: it stays where it is.
             std::mem::forget(memory);
         }
@@ -119,9 +144,7 @@ impl Memory {
     }
 
     fn free(&self, allocation: &Allocation) {
-        // SAFETY: the registration is alive, and ends here.
-        let failed = unsafe { (self.functions.ibv_dereg_mr)(allocation.registration) };
-        if failed != 0 {
+        if !self.end(allocation.registration) {
             // The device may still reach it: it is never used for anything else.
             return;
         }
@@ -169,5 +192,43 @@ impl Memory {
         let to = self.place(region, offset, bytes.len());
         // SAFETY: as in `read`.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::stub::{open, stub};
+    use super::*;
+
+    /// Memory that says by its count whether anybody still has it.
+    fn foreign(held: &Arc<Vec<u8>>) -> Foreign {
+        let start = NonNull::new(held.as_ptr().cast_mut()).unwrap();
+        // SAFETY: the vector is the owner's, and never changed.
+        unsafe { Foreign::new(start, held.len(), Arc::clone(held) as _) }
+    }
+
+    #[test]
+    fn memory_of_a_device_that_is_gone_is_freed() {
+        for (answer, is_gone, is_freed) in [
+            (0, false, true),
+            (libc::EIO, false, false),
+            (libc::EBUSY, true, false),
+            (libc::EIO, true, true),
+            (libc::ENODEV, true, true),
+        ] {
+            let held = Arc::new(vec![0; 4096]);
+            let mut device = open();
+            let domain = device.domain;
+            device.memory.register_foreign(domain, foreign(&held)).unwrap();
+            stub(|stub| stub.dereg = answer);
+            if is_gone {
+                removal::note(device.context);
+            }
+            drop(device);
+            let is_held = Arc::strong_count(&held) > 1;
+            assert_eq!(!is_held, is_freed, "{answer} of a device that is gone: {is_gone}");
+        }
     }
 }

@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 use super::{RdmaDevice, last_error};
-use crate::verbs::ProviderError;
-use crate::waiting::WaitingDevice;
+use crate::verbs::{ConnectionId, ProviderError};
+use crate::waiting::{Given, Kin, WaitingDevice};
 
 /// Makes calls on a descriptor return at once.
 pub(super) fn set_nonblocking(fd: RawFd) -> Result<(), ProviderError> {
@@ -55,6 +55,11 @@ impl NewsSet {
     /// When it is not watched.
     pub fn forget(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.change(libc::EPOLL_CTL_DEL, fd.as_raw_fd())
+    }
+
+    /// [`Self::forget`] of a descriptor by its number.
+    pub(super) fn forget_raw(&self, fd: RawFd) -> io::Result<()> {
+        self.change(libc::EPOLL_CTL_DEL, fd)
     }
 
     fn change(&self, operation: c_int, fd: RawFd) -> io::Result<()> {
@@ -146,16 +151,15 @@ impl RdmaDevice {
         set_nonblocking(unsafe { (*self.notices).fd })
     }
 
-    /// Makes the one descriptor for both channels.
+    /// Makes the one descriptor for both channels, and for news of the device.
     pub(super) fn open_news(&mut self) -> Result<(), ProviderError> {
-        let failed = |error: &io::Error| ProviderError {
-            what: "waiting for an RDMA device",
-            why: error.to_string(),
-        };
+        let failed =
+            |error: &io::Error| ProviderError::new("waiting for an RDMA device", error.to_string());
         let news = NewsSet::new().map_err(|error| failed(&error))?;
         // SAFETY: the channel is alive as long as this value.
         let notices = unsafe { (*self.notices).fd };
-        for fd in [self.event_fd(), notices] {
+        let [alarms, bell] = self.open_alarms()?;
+        for fd in [self.event_fd(), notices, alarms, bell] {
             news.change(libc::EPOLL_CTL_ADD, fd).map_err(|error| failed(&error))?;
         }
         self.news = Some(news);
@@ -174,6 +178,7 @@ impl WaitingDevice for RdmaDevice {
     }
 
     fn arm(&mut self) {
+        self.take_alarms();
         let mut queue = null_mut();
         let mut context = null_mut();
         let mut taken = 0;
@@ -194,6 +199,18 @@ impl WaitingDevice for RdmaDevice {
             // SAFETY: as above.
             unsafe { notify(self.completions, ANY) };
         }
+    }
+
+    fn kin(&self) -> Option<Kin> {
+        Some(Self::open_again(self.address, self.wanted_completions))
+    }
+
+    fn give(&mut self, request: ConnectionId) -> Option<Given> {
+        self.give_up(request)
+    }
+
+    fn take(&mut self, request: Given) -> Result<ConnectionId, ProviderError> {
+        self.take_over(request)
     }
 }
 

@@ -38,6 +38,11 @@ pub(super) fn note(context: *mut VerbsContext) {
     }
 }
 
+/// Whether the kernel has said that a device is gone.
+pub(super) fn is_noted(context: *mut VerbsContext) -> bool {
+    users().get(&context.addr()).is_some_and(|users| users.is_gone)
+}
+
 /// Somebody who has entered leaves, and has nothing of the device any longer but an identifier that is bound to it: by that
 /// the context is alive.
 pub(super) fn leave(context: *mut VerbsContext) {

@@ -12,7 +12,7 @@ const PADDED: [usize; 3] = [56, 196, 148];
 const NO_LISTENER: i32 = 8;
 
 fn refused(what: &'static str, why: &str) -> ProviderError {
-    ProviderError { what, why: why.to_owned() }
+    ProviderError::new(what, why)
 }
 
 impl State {
@@ -22,7 +22,8 @@ impl State {
         }
         let mut alive = self.nodes.iter().filter(|node| !node.is_removed);
         if alive.any(|node| node.listeners.contains(&address)) {
-            return Err(refused("listening", "the address is in use"));
+            let error = refused("listening", "the address is in use");
+            return Err(error.of_kind(std::io::ErrorKind::AddrInUse));
         }
         self.nodes[node].listeners.push(address);
         Ok(())
@@ -32,12 +33,18 @@ impl State {
         &mut self,
         node: usize,
         address: SocketAddr,
+        source: Option<SocketAddr>,
     ) -> Result<ConnectionId, ProviderError> {
+        let what = "resolving an address";
         if self.nodes[node].is_removed {
-            return Err(gone("resolving an address"));
+            return Err(gone(what));
+        }
+        let own = self.nodes[node].address;
+        if source.zip(own).is_some_and(|(source, own)| source.ip() != own) {
+            return Err(refused(what, "the source is not an address of the device"));
         }
         let pair = self.pairs.len();
-        self.pairs.push(Pair::new(node, address, true));
+        self.pairs.push(Pair { source, ..Pair::new(node, address, true) });
         self.soon(Step::Tell(pair, Event::Resolved(id(pair))));
         Ok(id(pair))
     }
@@ -68,6 +75,7 @@ impl State {
         let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
         let granted = PairConfig { inline_bytes: config.inline_bytes.min(64), ..*config };
         self.pairs[at].config = Some(granted);
+        self.give_number(at);
         Ok(granted)
     }
 
@@ -170,7 +178,10 @@ impl State {
         let node = self.pairs[at].node;
         self.nodes[node].events.push_back(Event::Established { connection: id(at), private });
         self.nodes[node].ring();
-        if let Some(peer) = self.pairs[at].peer {
+        let lost = self.config.faults.lost_word;
+        if let Some(peer) = self.pairs[at].peer
+            && !self.random_fault(lost)
+        {
             let event = Event::Established { connection: id(peer), private: Vec::new() };
             self.soon(Step::Tell(peer, event));
         }
@@ -234,9 +245,10 @@ impl State {
         }
     }
 
-    pub(super) fn cut_all(&mut self) {
+    /// Cuts all connections with an end like this.
+    pub(super) fn cut_all_of(&mut self, is_meant: impl Fn(&Pair) -> bool) {
         for at in 0..self.pairs.len() {
-            if self.pairs[at].phase == Phase::Connected {
+            if self.pairs[at].phase == Phase::Connected && is_meant(&self.pairs[at]) {
                 self.cut(at);
             }
         }
@@ -251,6 +263,10 @@ impl State {
         pair.sends.clear();
         pair.receives.clear();
         let peer = pair.peer;
+        // A receive that its message has taken goes with it: nobody learns of that.
+        if pair.amid.take().is_some() && pair.shares_receives() {
+            self.nodes[node].end_shared(1);
+        }
         // Some devices take completions of a destroyed queue pair away, others leave them.
         if self.random.below(2) == 0 {
             let shares = self.pairs[at].shares_receives();
@@ -261,6 +277,9 @@ impl State {
             let receives = completions.iter().filter(is_receive).count();
             completions.retain(|(done, _)| done.connection != connection);
             self.nodes[node].end_shared(u32::try_from(receives).unwrap_or(0));
+        }
+        if self.pairs[at].config.is_some() {
+            self.end_number(at);
         }
         self.nodes[node].events.retain(|event| event.connection() != connection);
         let Some(peer) = peer else { return };
@@ -275,7 +294,43 @@ impl State {
         }
     }
 
-    /// The device is gone: its connections are told so, and no completion comes any longer.
+    /// Gives a request to another node of its device, with its events.
+    pub(super) fn give_to(&mut self, at: usize, node: usize) -> Result<(), ProviderError> {
+        let what = "taking a request over";
+        let from = self.pairs[at].node;
+        if self.nodes[node].is_removed {
+            return Err(gone(what));
+        }
+        if self.nodes[from].device != self.nodes[node].device {
+            return Err(refused(what, "it is another device's"));
+        }
+        if self.pairs[at].config.is_some() || self.pairs[at].phase == Phase::Destroyed {
+            self.misuse("a connection that is no request goes to another core");
+        }
+        self.pairs[at].node = node;
+        self.nodes[node].taken += usize::from(from != node);
+        let events = std::mem::take(&mut self.nodes[from].events);
+        let (taken, kept) = events.into_iter().partition(|event| event.connection() == id(at));
+        self.nodes[from].events = kept;
+        let taken: std::collections::VecDeque<Event> = taken;
+        if !taken.is_empty() {
+            self.nodes[node].events.extend(taken);
+            self.nodes[node].ring();
+        }
+        Ok(())
+    }
+
+    /// A device is gone, with all its nodes; this is one of them.
+    pub(super) fn remove_device(&mut self, node: usize) {
+        let device = self.nodes[node].device;
+        for other in 0..self.nodes.len() {
+            if self.nodes[other].device == device {
+                self.remove_node(other);
+            }
+        }
+    }
+
+    /// Connections are told that their device is gone, and no completion comes any longer.
     pub(super) fn remove_node(&mut self, node: usize) {
         if std::mem::replace(&mut self.nodes[node].is_removed, true) {
             return;

@@ -4,18 +4,20 @@ use std::collections::VecDeque;
 
 use raceline_proto::rdma::WorkStatus;
 
-use super::gone;
 use super::state::{
     Pair, PairState, Phase, Posted, Progress, SINKS, Shared, State, Step, id, index,
 };
+use super::{Trouble, gone};
 use crate::verbs::{
-    Completion, ConnectionId, Operation, PostError, ProviderError, RecvWork, SendWork, Slice,
+    Completion, ConnectionId, Event, Operation, PostError, ProviderError, RecvWork, SendWork, Slice,
 };
 
 /// What becomes of a request.
 enum Outcome {
     /// The peer has it; its acknowledgement comes later.
     Sent,
+    /// A part of it has a receive of the peer, and nothing else comes.
+    Stopped,
     /// The peer has no receive: the same again later.
     NotReady,
     /// The requester's queue pair fails.
@@ -127,7 +129,7 @@ impl State {
             return Err(gone(what));
         }
         if entries > self.config.shared_receives {
-            return Err(ProviderError { what, why: "too many receives".to_owned() });
+            return Err(ProviderError::new(what, "too many receives"));
         }
         if self.nodes[node].shared.is_some() {
             self.misuse("a second shared receive queue is made");
@@ -188,7 +190,8 @@ impl State {
         };
         let touches = |pair: &Pair| {
             let is_there = pair.node == node && pair.phase != Phase::Destroyed;
-            is_there && (pair.sends.iter().any(sends) || pair.receives.iter().any(receives))
+            let has_receive = pair.receives.iter().chain(&pair.amid).any(receives);
+            is_there && (pair.sends.iter().any(sends) || has_receive)
         };
         let shared = self.nodes[node].shared.as_ref();
         let is_shared = shared.is_some_and(|shared| shared.receives.iter().any(receives));
@@ -209,8 +212,9 @@ impl State {
 
     fn wake_flush(&mut self, at: usize) {
         let pair = &mut self.pairs[at];
-        let has_any = !pair.sends.is_empty() || !pair.receives.is_empty();
-        if has_any && !pair.flush_is_due {
+        let has_any = !pair.sends.is_empty() || !pair.receives.is_empty() || pair.amid.is_some();
+        let has_last = pair.shares_receives() && !pair.has_told_last;
+        if (has_any || has_last) && !pair.flush_is_due {
             pair.flush_is_due = true;
             self.soon(Step::Flush(at));
         }
@@ -241,6 +245,11 @@ impl State {
                     self.pairs[at].next += 1;
                     self.soon(Step::Acknowledged(at, number));
                 }
+                Outcome::Stopped => {
+                    self.pairs[at].sends[waiting].progress = Progress::UnderWay;
+                    self.pairs[at].next += 1;
+                    return;
+                }
                 Outcome::Failed(status) => return self.fail_request(at, waiting, status),
                 Outcome::BothFailed(status) => {
                     self.fail_request(at, waiting, status);
@@ -269,6 +278,9 @@ impl State {
         };
         if self.nodes[self.pairs[peer].node].takes_nothing {
             return Outcome::NotReady;
+        }
+        if let Some(outcome) = self.meets_trouble(peer, &work) {
+            return outcome;
         }
         // An iWARP connection begins with a message of the host (RFC 5044, 7.1).
         if self.is_iwarp() && !self.pairs[at].is_active && !self.pairs[at].has_received {
@@ -316,6 +328,26 @@ impl State {
         }
     }
 
+    /// What is wrong with one queue pair only.
+    fn meets_trouble(&mut self, peer: usize, work: &SendWork) -> Option<Outcome> {
+        let is_message = matches!(work.operation, Operation::Send { .. });
+        match self.pairs[peer].trouble? {
+            Trouble::BadKey if !is_message => Some(Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR)),
+            Trouble::NoReceives if is_message => Some(self.without_receive()),
+            _ => None,
+        }
+    }
+
+    /// A message without a receive.
+    fn without_receive(&mut self) -> Outcome {
+        self.waits += 1;
+        if self.is_iwarp() {
+            Outcome::BothFailed(WorkStatus::REM_ABORT_ERR)
+        } else {
+            Outcome::NotReady
+        }
+    }
+
     /// The peer does not answer: the request fails. How long the device has tried does not matter here.
     fn unreachable_peer(&self, at: usize) -> Outcome {
         // The accept, or the host's word that it has it, is still on its way.
@@ -348,13 +380,11 @@ impl State {
             _ => &mut self.pairs[peer].receives,
         };
         let Some(receive) = receives.pop_front() else {
-            self.waits += 1;
-            return if self.is_iwarp() {
-                Outcome::BothFailed(WorkStatus::REM_ABORT_ERR)
-            } else {
-                Outcome::NotReady
-            };
+            return self.without_receive();
         };
+        if let Some(outcome) = self.stop_amid(at, peer, receive) {
+            return outcome;
+        }
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let Slice { address, len: room, lkey } = receive.local;
         let mut done = Completion {
@@ -387,6 +417,20 @@ impl State {
         self.pairs[peer].has_received = true;
         self.complete(peer, done, 0);
         Outcome::Sent
+    }
+
+    /// Keeps the receive of a message that comes in part only.
+    fn stop_amid(&mut self, at: usize, peer: usize, receive: RecvWork) -> Option<Outcome> {
+        let faults = self.config.faults;
+        let is_cut = self.random_fault(faults.cut_message);
+        if !is_cut && !std::mem::take(&mut self.pairs[at].stops_amid) {
+            return None;
+        }
+        self.pairs[peer].amid = Some(receive);
+        if is_cut {
+            self.cut(at);
+        }
+        Some(Outcome::Stopped)
     }
 
     /// The peer has acknowledged a request, or the data of an RDMA READ are here.
@@ -480,6 +524,18 @@ impl State {
         if pair.phase == Phase::Destroyed || self.nodes[pair.node].is_removed {
             return;
         }
+        if let Some(receive) = self.pairs[at].amid.take() {
+            self.end_amid(at, receive);
+            return self.wake_flush(at);
+        }
+        if self.pairs[at].shares_receives() && !self.pairs[at].has_told_last {
+            self.pairs[at].has_told_last = true;
+            // Also a device that loses receives tells of the last one, as soft RoCE does from Linux 6.5 on.
+            if !self.config.promises_to_tell {
+                self.soon(Step::Tell(at, Event::ReceivesEnded(id(at))));
+            }
+        }
+        let pair = &self.pairs[at];
         let (sends, receives) = (!pair.sends.is_empty(), !pair.receives.is_empty());
         if sends && (!receives || self.random.below(2) == 0) {
             let pair = &mut self.pairs[at];
@@ -497,6 +553,17 @@ impl State {
             self.complete(at, completion(at, receive.id, WorkStatus::WR_FLUSH_ERR), 0);
         }
         self.wake_flush(at);
+    }
+}
+
+impl State {
+    /// The receive of a message that has come in part ends, or is lost: then its place is free, and nobody learns of it.
+    fn end_amid(&mut self, at: usize, receive: RecvWork) {
+        if self.config.tells_last_receive || !self.pairs[at].shares_receives() {
+            self.complete(at, completion(at, receive.id, WorkStatus::WR_FLUSH_ERR), 0);
+        } else {
+            self.nodes[self.pairs[at].node].end_shared(1);
+        }
     }
 }
 

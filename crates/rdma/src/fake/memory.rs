@@ -95,6 +95,11 @@ impl Memory {
         own.chain(foreign).collect()
     }
 
+    /// Bytes of its own registrations.
+    pub(super) fn registered(&self) -> usize {
+        self.registrations.iter().flatten().map(|own| own.bytes.len()).sum()
+    }
+
     pub(super) fn live(&self) -> usize {
         self.registrations.iter().flatten().count() + self.foreign.len()
     }

@@ -9,8 +9,11 @@ use raceline_proto::rdma::WorkStatus;
 
 use super::memory::Memory;
 use super::random::Random;
-use super::{NetworkConfig, Profile};
-use crate::verbs::{Completion, ConnectionId, Event, PairConfig, RecvWork, SendWork, Slice};
+use super::{CoreUse, NetworkConfig, Profile, Trouble};
+use crate::numbers::Numbers;
+use crate::verbs::{
+    Completion, ConnectionId, Event, POLL_BATCH, PairConfig, RecvWork, SendWork, Slice,
+};
 
 /// Sinks of RDMA READs that a connection remembers.
 pub(super) const SINKS: usize = 32;
@@ -67,16 +70,25 @@ pub(super) struct Shared {
     pub(super) receives: VecDeque<RecvWork>,
 }
 
-/// One device.
+/// What one core has of one device.
 #[derive(Debug)]
 pub(super) struct Node {
+    /// Which device it is: nodes of one device are removed together.
+    pub(super) device: usize,
     pub(super) memory: Memory,
-    /// Completions, with how many requests of the send queue each ends.
+    /// Completions, with how many requests of the send queue each ends. The device knows their queue pairs, and tells its user
+    /// only the numbers.
     pub(super) completions: VecDeque<(Completion, u32)>,
+    /// The most of them.
+    pub(super) capacity: u32,
+    /// What its user knows of them.
+    pub(super) numbers: Numbers,
     pub(super) events: VecDeque<Event>,
     pub(super) listeners: Vec<SocketAddr>,
     pub(super) shared: Option<Shared>,
     pub(super) is_removed: bool,
+    /// Requests that it has taken over from other nodes.
+    pub(super) taken: usize,
     /// Its address, as the connection managers of others tell it.
     pub(super) address: Option<IpAddr>,
     /// Nothing that is sent to it arrives: the senders try again and again.
@@ -155,8 +167,12 @@ pub(super) struct Pair {
     pub(super) phase: Phase,
     pub(super) state: PairState,
     pub(super) config: Option<PairConfig>,
+    /// The number of the queue pair.
+    pub(super) number: u32,
     pub(super) peer: Option<usize>,
     pub(super) address: SocketAddr,
+    /// Where its owner wants to come from.
+    pub(super) source: Option<SocketAddr>,
     /// Its owner has its name.
     pub(super) is_known: bool,
     /// It has asked, and not been asked.
@@ -172,6 +188,14 @@ pub(super) struct Pair {
     pub(super) taken: u32,
     pub(super) unreported: u32,
     pub(super) receives: VecDeque<RecvWork>,
+    /// The receive of a message that has come in part.
+    pub(super) amid: Option<RecvWork>,
+    /// The next message to the peer stops amid.
+    pub(super) stops_amid: bool,
+    /// What the peer's requests meet here.
+    pub(super) trouble: Option<Trouble>,
+    /// Its owner knows that it takes no shared receive any longer.
+    pub(super) has_told_last: bool,
     /// Places in the receive queue that are taken.
     pub(super) receives_taken: u32,
     pub(super) reads: u8,
@@ -189,8 +213,10 @@ impl Pair {
             phase: if is_active { Phase::Resolving } else { Phase::Idle },
             state: PairState::Init,
             config: None,
+            number: 0,
             peer: None,
             address,
+            source: None,
             is_known: is_active,
             is_active,
             has_received: false,
@@ -200,6 +226,10 @@ impl Pair {
             taken: 0,
             unreported: 0,
             receives: VecDeque::new(),
+            amid: None,
+            stops_amid: false,
+            trouble: None,
+            has_told_last: false,
             receives_taken: 0,
             reads: 0,
             max_reads: 0,
@@ -224,6 +254,8 @@ pub(super) struct State {
     pub(super) random: Random,
     pub(super) nodes: Vec<Node>,
     pub(super) pairs: Vec<Pair>,
+    /// Numbers of queue pairs that were destroyed.
+    free_numbers: Vec<u32>,
     pub(super) misuses: Vec<String>,
     /// Times that a message has found no receive.
     pub(super) waits: u64,
@@ -246,6 +278,7 @@ impl State {
             random: Random::new(config.seed),
             nodes: Vec::new(),
             pairs: Vec::new(),
+            free_numbers: Vec::new(),
             misuses: Vec::new(),
             waits: 0,
             refuses_memory: false,
@@ -257,15 +290,21 @@ impl State {
         }
     }
 
-    pub(super) fn add_node(&mut self, ringer: PipeWriter) -> usize {
+    /// Adds a device, or one more node of a device.
+    pub(super) fn add_node(&mut self, ringer: PipeWriter, device: Option<usize>) -> usize {
+        let address = device.and_then(|device| self.nodes[device].address);
         self.nodes.push(Node {
+            device: device.unwrap_or(self.nodes.len()),
             memory: Memory::default(),
             completions: VecDeque::new(),
+            capacity: self.config.completions,
+            numbers: Numbers::default(),
             events: VecDeque::new(),
             listeners: Vec::new(),
             shared: None,
             is_removed: false,
-            address: None,
+            taken: 0,
+            address,
             takes_nothing: false,
             ringer,
             has_rung: false,
@@ -281,6 +320,42 @@ impl State {
 
     pub(super) fn is_iwarp(&self) -> bool {
         self.config.profile == Profile::Iwarp
+    }
+
+    /// The nodes of the device that listens at an address, and is there.
+    pub(super) fn nodes_at(&self, address: SocketAddr) -> Vec<usize> {
+        let listens = |node: &&Node| !node.is_removed && node.listeners.contains(&address);
+        let Some(device) = self.nodes.iter().find(listens).map(|node| node.device) else {
+            return Vec::new();
+        };
+        (0..self.nodes.len()).filter(|&node| self.nodes[node].device == device).collect()
+    }
+
+    pub(super) fn core_use(&self, node: usize) -> CoreUse {
+        let is_there = |pair: &&Pair| {
+            pair.node == node && pair.config.is_some() && pair.phase != Phase::Destroyed
+        };
+        let pairs = || self.pairs.iter().filter(is_there);
+        CoreUse {
+            pairs: pairs().count(),
+            sharing: pairs().filter(|pair| pair.shares_receives()).count(),
+            shared_receives: self.nodes[node].shared.as_ref().map_or(0, |shared| shared.capacity),
+            posted: self.nodes[node].shared.as_ref().map_or(0, |shared| shared.receives.len()),
+            taken: self.nodes[node].taken,
+            registered: self.nodes[node].memory.registered(),
+        }
+    }
+
+    pub(super) fn make_trouble(&mut self, node: usize, nth: usize, trouble: Trouble) {
+        let is_there = |at: &usize| {
+            let pair = &self.pairs[*at];
+            pair.node == node && pair.phase == Phase::Connected
+        };
+        let at = (0..self.pairs.len()).filter(is_there).nth(nth).expect("a connected queue pair");
+        self.pairs[at].trouble = Some(trouble);
+        if trouble == Trouble::Cut {
+            self.cut(at);
+        }
     }
 
     /// Registrations and connections.
@@ -333,7 +408,7 @@ impl State {
         }
         if self.random_fault(faults.removal) {
             let node = self.random.below(u64::try_from(self.nodes.len()).unwrap_or(0));
-            self.remove_node(usize::try_from(node).unwrap_or(0));
+            self.remove_device(usize::try_from(node).unwrap_or(0));
         }
     }
 
@@ -349,38 +424,62 @@ impl State {
         connected.get(usize::try_from(choice).unwrap_or(0)).copied()
     }
 
-    /// Puts a completion into the device's queue. One that overflows ends all queue pairs of the device.
+    /// Puts a completion into the device's queue. One that overflows is the end of the device for its user: no completion
+    /// comes any longer (`IBV_EVENT_CQ_ERR`).
     pub(super) fn complete(&mut self, pair: usize, done: Completion, ends: u32) {
         let node = self.pairs[pair].node;
         if self.nodes[node].is_removed || self.pairs[pair].phase == Phase::Destroyed {
             return;
         }
-        let capacity = usize::try_from(self.config.completions).unwrap_or(usize::MAX);
+        let capacity = usize::try_from(self.nodes[node].capacity).unwrap_or(usize::MAX);
         if self.nodes[node].completions.len() < capacity {
             self.nodes[node].completions.push_back((done, ends));
             return self.nodes[node].ring();
         }
         self.misuse("a completion queue has overflowed");
-        for other in 0..self.pairs.len() {
-            if self.pairs[other].node == node {
-                self.fail_pair(other);
-            }
-        }
+        self.remove_node(node);
     }
 
     pub(super) fn poll(&mut self, node: usize, into: &mut Vec<Completion>) {
-        while into.len() < into.capacity() {
-            let Some((done, ends)) = self.nodes[node].completions.pop_front() else { break };
-            let pair = &mut self.pairs[index(done.connection)];
-            if ends == 0 && pair.shares_receives() {
-                self.nodes[node].end_shared(1);
-            } else if ends == 0 {
-                pair.receives_taken -= 1;
-            } else {
-                pair.taken -= ends;
-            }
+        self.nodes[node].numbers.give_kept(into);
+        let most = into.capacity().min(POLL_BATCH);
+        while into.len() < most {
+            let Some(done) = self.take_completion(node) else { break };
             into.push(done);
         }
+    }
+
+    /// What the device has in its queue. Its user knows whose that is by the number of the queue pair.
+    fn take_completion(&mut self, node: usize) -> Option<Completion> {
+        let (done, ends) = self.nodes[node].completions.pop_front()?;
+        let pair = &mut self.pairs[index(done.connection)];
+        let number = pair.number;
+        if ends == 0 && pair.shares_receives() {
+            self.nodes[node].end_shared(1);
+        } else if ends == 0 {
+            pair.receives_taken -= 1;
+        } else {
+            pair.taken -= ends;
+        }
+        Some(Completion { connection: self.nodes[node].numbers.of(number), ..done })
+    }
+
+    /// A queue pair has a number from now on.
+    pub(super) fn give_number(&mut self, at: usize) {
+        let free = if self.config.reuses_numbers { self.free_numbers.pop() } else { None };
+        let number = free.unwrap_or(id(at).0);
+        self.pairs[at].number = number;
+        self.nodes[self.pairs[at].node].numbers.add(number, id(at));
+    }
+
+    /// A queue pair is destroyed, and its number is free.
+    pub(super) fn end_number(&mut self, at: usize) {
+        let (node, number) = (self.pairs[at].node, self.pairs[at].number);
+        while let Some(done) = self.take_completion(node) {
+            self.nodes[node].numbers.keep(done);
+        }
+        self.nodes[node].numbers.forget(number);
+        self.free_numbers.push(number);
     }
 }
 

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use raceline_proto::nvme::{Cqe, QueueId};
-use raceline_proto::rdma::{AcceptData, KeyedBlock, QueueRequest, Violation, WorkStatus};
+use raceline_proto::rdma::{AcceptData, KeyedBlock, Violation, WorkStatus};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
-    Access, Completion, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region,
-    SendWork,
+    Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region, SendWork,
 };
 use raceline_rdma::{HostTransfer, Loss, PortConfig};
 use zerocopy::IntoBytes;
 
+use super::raw::{Raw, command};
 use super::support::{BLOCK, Host, Pair, READ, WRITE, address, io, port_config};
 
 /// Two connections, of which the second must not notice what the first does.
@@ -97,72 +97,6 @@ fn bytes(device: &FakeDevice, region: &Region) -> Vec<u8> {
 
 // -------------------------------------------------------------------------- raw peers
 
-/// A peer that posts what it likes.
-struct Raw {
-    device: FakeDevice,
-    memory: Region,
-}
-
-impl Raw {
-    fn new(network: &Network) -> Self {
-        let mut device = network.add_device();
-        let memory = device.register(4096, Access::HOST_DATA).unwrap();
-        Self { device, memory }
-    }
-
-    /// Connects as a host, with as many receives. `pair` goes on meanwhile.
-    fn connect(&mut self, pair: &mut Pair, receives: u32) -> ConnectionId {
-        self.connect_as(pair, QueueId(3), receives)
-    }
-
-    fn connect_as(&mut self, pair: &mut Pair, qid: QueueId, receives: u32) -> ConnectionId {
-        let id = self.device.resolve(address()).unwrap();
-        while self.device.next_event().is_none() {
-            assert!(pair.step(), "resolving stands still");
-        }
-        let config =
-            PairConfig { sends: 128, receives: 64, shares_receives: false, inline_bytes: 64 };
-        self.device.create_pair(id, &config).unwrap();
-        for n in 0..receives {
-            let work = RecvWork { id: n.into(), local: self.memory.slice(2048 + n * 16, 16) };
-            self.device.post_recv(id, &[work]).unwrap();
-        }
-        let request = QueueRequest { qid, receives: 16, entries: 16, cntlid: None };
-        self.device.connect(id, &request.to_bytes(), 4).unwrap();
-        loop {
-            match self.device.next_event() {
-                Some(Event::Established { .. }) => return id,
-                Some(other) => panic!("{other:?}"),
-                None => assert!(pair.step(), "connecting stands still"),
-            }
-        }
-    }
-
-    fn send(&mut self, id: ConnectionId, message: &[u8]) {
-        self.device.write(&self.memory, 0, message);
-        let len = u32::try_from(message.len()).unwrap();
-        let work = SendWork {
-            id: 1,
-            operation: Operation::Send { invalidate: None },
-            local: self.memory.slice(0, len),
-            signalled: true,
-            inline: len <= 64,
-        };
-        self.device.post_raw(id, work).unwrap();
-    }
-
-    fn completions(&mut self) -> Vec<Completion> {
-        let mut completions = Vec::with_capacity(64);
-        self.device.poll(&mut completions);
-        completions
-    }
-
-    fn leave(mut self, id: ConnectionId) {
-        self.device.destroy(id);
-        self.device.deregister(self.memory);
-    }
-}
-
 #[test]
 fn messages_that_are_no_capsules() {
     for profile in [Profile::Roce, Profile::Iwarp] {
@@ -220,11 +154,7 @@ fn more_commands_than_entries_meet_no_receive() {
         let mut raw = Raw::new(&pair.network);
         let id = raw.connect(&mut pair, 60);
         for n in 0..40u16 {
-            let mut sqe = io(READ, 0, 1);
-            sqe.cid = n.into();
-            sqe.flags = 0x40;
-            sqe.sgl1 = KeyedBlock::default().descriptor(false);
-            raw.send(id, sqe.as_bytes());
+            raw.send(id, command(n).as_bytes());
         }
         pair.settle(Duration::from_secs(2));
         let completions = [raw.completions(), raw.completions()].concat();
@@ -249,11 +179,7 @@ fn a_host_that_takes_all_receives_ends_alone() {
         let id = raw.connect(&mut pair, 60);
         // There are 64 shared receives. All are taken before the target looks, and before commands of others come.
         for n in 0..100u16 {
-            let mut sqe = io(READ, 0, 1);
-            sqe.cid = n.into();
-            sqe.flags = 0x40;
-            sqe.sgl1 = KeyedBlock::default().descriptor(false);
-            raw.send(id, sqe.as_bytes());
+            raw.send(id, command(n).as_bytes());
         }
         while pair.host.outstanding() < 20 {
             pair.host.submit(&mut pair.dice);

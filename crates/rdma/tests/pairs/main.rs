@@ -3,7 +3,14 @@
 #![allow(clippy::unwrap_used)] // a test
 
 mod bad_input;
+mod kin;
+mod lost_receives;
 mod manager;
+mod overrun;
+mod raw;
 mod seeds;
+mod sequences;
+mod sequences_by_seed;
 mod steps;
 mod support;
+mod wild;

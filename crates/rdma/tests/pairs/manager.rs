@@ -8,9 +8,10 @@ use raceline_rdma::fake::{FakeDevice, Faults, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Rejection, SendWork,
 };
-use raceline_rdma::{ConnectError, PortConfig, Refusal};
+use raceline_rdma::{ConnectError, Loss, PortConfig, Refusal};
 use zerocopy::IntoBytes;
 
+use super::raw::{Raw, command};
 use super::support::{Host, Pair, address, port_config};
 
 /// Asks with these bytes, and gives the reject.
@@ -20,7 +21,7 @@ fn ask(
     private: &[u8],
     reads: u8,
 ) -> Option<RejectStatus> {
-    let id = device.resolve(address()).unwrap();
+    let id = device.resolve(address(), None).unwrap();
     let mut answer = None;
     while answer.is_none() {
         assert!(pair.step(), "it stands still");
@@ -88,8 +89,10 @@ fn requests_that_are_refused() {
 
 #[test]
 fn a_host_says_why_it_was_refused() {
-    let statuses = RejectStatus::ALL.iter().copied().chain([RejectStatus::Other(0x77)]);
-    for status in statuses {
+    let other = RejectStatus::Other(0x77);
+    let statuses = RejectStatus::ALL.iter().copied().chain([other]).map(Some);
+    // Of a program that writes nothing, zeroes come, or nothing.
+    for status in statuses.chain([None]) {
         let network = Network::new(NetworkConfig::default());
         let mut device = network.add_device();
         device.listen(address()).unwrap();
@@ -100,13 +103,15 @@ fn a_host_says_why_it_was_refused() {
             let stepped = network.step();
             host.poll(now);
             if let Some(Event::Request { connection, .. }) = device.next_event() {
-                device.reject(connection, RejectData::new(status).as_bytes());
+                let data = status.map(RejectData::new);
+                device.reject(connection, data.as_ref().map_or(&[], |data| data.as_bytes()));
                 device.destroy(connection);
             } else {
                 assert!(stepped || !host.failures.is_empty(), "it stands still");
             }
         }
-        assert_eq!(host.failures, [ConnectError::Rejected(status)]);
+        let error = status.map_or(ConnectError::Unexplained, ConnectError::Rejected);
+        assert_eq!(host.failures, [error]);
         assert_eq!(host.port.connections(), 0);
     }
 }
@@ -218,6 +223,36 @@ fn queues_beyond_the_shared_receives_have_their_own() {
     }
 }
 
+/// A target answers, and leaves; the host looks when all of that is there.
+#[test]
+fn responses_that_came_before_the_end_count() {
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let config = NetworkConfig { profile, ..NetworkConfig::default() };
+        let mut pair = Pair::new(config, port_config());
+        pair.connect(&[1]);
+        while pair.host.outstanding() < 10 {
+            pair.host.submit(&mut pair.dice);
+        }
+        pair.host.port.post();
+        let now = pair.now();
+        let alone = |pair: &mut Pair| {
+            for _ in 0..1000 {
+                pair.network.step();
+                pair.target.poll(now);
+                pair.target.execute(&mut pair.dice);
+            }
+        };
+        alone(&mut pair);
+        assert_eq!(pair.target.executed, 10);
+        pair.target.port.close(pair.target.accepted[0], now);
+        alone(&mut pair);
+        pair.settle(Duration::from_secs(1));
+        assert_eq!((pair.host.completed, pair.host.ended), (10, 0), "{profile:?}");
+        assert_eq!(pair.host.losses, [Loss::Disconnected]);
+        pair.end();
+    }
+}
+
 #[test]
 fn the_simulated_network_notices_who_sends_first() {
     let config = NetworkConfig { profile: Profile::Iwarp, ..NetworkConfig::default() };
@@ -226,7 +261,7 @@ fn the_simulated_network_notices_who_sends_first() {
     passive.listen(address()).unwrap();
     let memory = passive.register(64, Access::LOCAL).unwrap();
     let sink = active.register(64, Access::LOCAL).unwrap();
-    let id = active.resolve(address()).unwrap();
+    let id = active.resolve(address(), None).unwrap();
     let pair = PairConfig { sends: 1, receives: 1, shares_receives: false, inline_bytes: 0 };
     let mut target: Option<ConnectionId> = None;
     while network.step() {
@@ -258,4 +293,76 @@ fn the_simulated_network_notices_who_sends_first() {
     }
     let misuses = network.misuses();
     assert_eq!(misuses, ["the passive side of an iWARP connection has sent first"]);
+}
+
+#[test]
+fn a_connection_comes_from_an_address_of_its_device() {
+    let network = Network::new(NetworkConfig::default());
+    let mut device = network.add_device();
+    device.set_address([192, 0, 2, 9].into());
+    let from = |device: &mut FakeDevice, source: &str| {
+        device.resolve(address(), Some(source.parse().unwrap())).map(|_| ())
+    };
+    let error = from(&mut device, "192.0.2.8:0").unwrap_err().to_string();
+    assert!(error.contains("source"), "{error}");
+    from(&mut device, "192.0.2.9:0").unwrap();
+    assert_eq!(network.sources(), [Some("192.0.2.9:0".parse().unwrap())]);
+}
+
+#[test]
+fn a_completion_is_not_that_of_the_next_queue_with_the_number() {
+    let mut late = 0;
+    for seed in 0..8 {
+        let config = NetworkConfig { seed, reuses_numbers: true, ..NetworkConfig::default() };
+        let mut pair = Pair::new(config, port_config());
+        let mut raw = Raw::new(&pair.network);
+        let first = raw.connect(&mut pair, 8);
+        (0..4).for_each(|n| raw.send(first, command(n).as_bytes()));
+        pair.settle(Duration::from_millis(300));
+        // Nobody has looked at its completions.
+        raw.device.destroy(first);
+        let next = raw.connect(&mut pair, 8);
+        let done = raw.completions();
+        assert!(done.iter().all(|done| done.connection != next), "seed {seed}: {done:?}");
+        late += done.len();
+        raw.send(next, command(9).as_bytes());
+        pair.settle(Duration::from_millis(300));
+        let done = raw.completions();
+        assert_eq!(done.len(), 2, "a message and its answer");
+        assert!(done.iter().all(|done| done.connection == next), "seed {seed}: {done:?}");
+        raw.leave(next);
+        pair.end();
+    }
+    assert!(late > 0, "devices take all completions away");
+}
+
+#[test]
+fn a_message_says_that_the_connection_is_established() {
+    let faults = Faults { lost_word: 1, ..Faults::default() };
+    let config = NetworkConfig { faults, ..NetworkConfig::default() };
+    for shared_receives in [0, 64] {
+        let mut pair = Pair::new(config, PortConfig { shared_receives, ..port_config() });
+        let mut raw = Raw::new(&pair.network);
+        let silent = raw.connect(&mut pair, 8);
+        pair.connect(&[1]);
+        for _ in 0..100 {
+            pair.host.submit(&mut pair.dice);
+            pair.step();
+        }
+        pair.settle(Duration::from_secs(9));
+        assert_eq!(pair.target.losses, [], "they have 10 s");
+        pair.settle(Duration::from_secs(20));
+        // The first one has sent nothing.
+        assert_eq!(pair.target.losses, [(pair.target.accepted[0], Loss::Disconnected)]);
+        let before = pair.host.completed;
+        for _ in 0..100 {
+            pair.host.submit(&mut pair.dice);
+            pair.step();
+        }
+        pair.settle(Duration::from_secs(1));
+        assert_eq!(pair.host.losses, []);
+        assert!(pair.host.completed > before, "the second one goes on");
+        raw.leave(silent);
+        pair.end();
+    }
 }

@@ -21,13 +21,16 @@ fn config(seed: u64) -> NetworkConfig {
         refused_post: rare(400),
         stale: rare(8),
         lost_accept: rare(8),
+        lost_word: rare(8),
         cut: rare(2000),
+        cut_message: rare(800),
         removal: 0,
     };
     NetworkConfig {
         seed,
         profile: if seed.is_multiple_of(2) { Profile::Roce } else { Profile::Iwarp },
         delay: Duration::from_micros([0, 5, 100, 3000][usize::try_from(seed / 2 % 4).unwrap()]),
+        reuses_numbers: seed.is_multiple_of(7),
         reads: [1, 2, 16][usize::try_from(seed % 3).unwrap()],
         faults: if seed.is_multiple_of(5) { Faults::default() } else { faults },
         ..NetworkConfig::default()

@@ -119,6 +119,10 @@ impl Target {
         while let Some((connection, event)) = self.port.poll_event() {
             match event {
                 TargetPortEvent::Accepted { .. } => self.accepted.push(connection),
+                TargetPortEvent::Asked(asked) => match self.port.admit(connection, &asked, now) {
+                    Ok(_) => self.accepted.push(connection),
+                    Err(refusal) => self.refusals.push(refusal),
+                },
                 TargetPortEvent::Refused { refusal, .. } => self.refusals.push(refusal),
                 TargetPortEvent::Queue(event) => self.handle(connection, event),
                 TargetPortEvent::Closed => {
@@ -284,7 +288,7 @@ impl Host {
     pub(crate) fn connect(&mut self, qid: u16, now: Instant) -> Option<ConnectionId> {
         let request = QueueRequest { qid: QueueId(qid), receives: 16, entries: 16, cntlid: None };
         let capsule_len = if qid == 0 { 64 } else { 64 + IO.in_capsule_bytes };
-        let config = ConnectConfig { address: address(), request, capsule_len };
+        let config = ConnectConfig { address: address(), source: None, request, capsule_len };
         let id = self.port.connect(config, now).ok()?;
         self.connecting += 1;
         Some(id)
@@ -353,7 +357,19 @@ impl Host {
         let kind = dice.below(4);
         let len = blocks * BLOCK;
         let sent = if opc == WRITE && len <= IO.in_capsule_bytes && kind == 0 {
-            self.send(connection, &io(opc, slba, blocks), HostTransfer::InCapsule(&content))
+            let sqe = io(opc, slba, blocks);
+            if dice.below(2) == 0 {
+                self.send(connection, &sqe, HostTransfer::InCapsule(&content))
+            } else {
+                // The data are behind the entry, in memory of the command.
+                let memory = Region {
+                    address: self.memory.address + u64::from(start),
+                    len: IO.transfer_bytes,
+                    ..self.memory
+                };
+                self.port.provider().write(&self.memory, start + 64, &content);
+                self.send(connection, &sqe, HostTransfer::CapsuleIn { memory, len })
+            }
         } else if kind == 1 {
             // In blocks of odd sizes, as pages of a program's memory are.
             let list = split(self.memory.address + u64::from(start), len, self.memory.rkey, dice);
@@ -476,8 +492,13 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn new(config: NetworkConfig, port: PortConfig) -> Self {
         let network = Network::new(config);
+        let mut target = Target::new(network.add_device(), port);
+        if config.seed % 2 == 1 {
+            // The driver answers requests, as one does that gives them to other cores.
+            target.port.hold_requests();
+        }
         Self {
-            target: Target::new(network.add_device(), port),
+            target,
             host: Host::new(network.add_device()),
             network,
             dice: Dice::new(config.seed),

@@ -3,6 +3,8 @@
 //! Every host queue tells its core what it has under way when that has changed, once in each turn. The
 //! sum is then known without looking at any other queue. A queue with less than 8 KiB under way does
 //! not tell.
+//!
+//! It is also the place where queues say that somebody polls for their commands ([`Flight::poll_for`]).
 
 use crate::flow::machine::Machine;
 use crate::flow::policy::{self, Regime};
@@ -24,6 +26,8 @@ pub struct Flight {
     load: Load,
     /// Queues with reads under way.
     readers: usize,
+    /// Who has commands under way whose end the core polls for.
+    polled: usize,
     /// What its devices may still do by themselves in this turn.
     pub turn: TurnShare,
 }
@@ -32,7 +36,7 @@ impl Flight {
     /// Nothing is under way.
     #[must_use]
     pub fn new(machine: Machine) -> Flight {
-        Flight { machine, load: Load::default(), readers: 0, turn: TurnShare::default() }
+        Flight { machine, load: Load::default(), readers: 0, polled: 0, turn: TurnShare::default() }
     }
 
     /// Takes note that a queue has `now` under way. The queue's last note was `told`.
@@ -64,6 +68,26 @@ impl Flight {
     #[must_use]
     pub fn readers(&self) -> usize {
         self.readers
+    }
+
+    /// Takes note whether somebody has commands under way whose end this core polls for. `told` is what was said last, and
+    /// at first false.
+    #[inline]
+    pub fn poll_for(&mut self, told: &mut bool, now: bool) {
+        if *told != now {
+            self.polled = match now {
+                true => self.polled.wrapping_add(1),
+                false => self.polled.wrapping_sub(1),
+            };
+            *told = now;
+        }
+    }
+
+    /// Whether there are such commands.
+    #[inline]
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        self.polled > 0
     }
 
     /// What the caches hold of this many bytes.
@@ -136,6 +160,22 @@ mod tests {
         }
         assert_eq!((flight.load(), flight.readers()), (Load::default(), 0));
         assert_eq!(flight.share_to_ask(), MACHINE.llc_bytes);
+    }
+
+    #[test]
+    fn the_core_polls_as_long_as_one_of_them_asks_for_it() {
+        let mut flight = Flight::new(MACHINE);
+        let mut told = [false; 2];
+        flight.poll_for(&mut told[0], false);
+        assert!(!flight.is_polled());
+        for at in [0, 1, 0] {
+            flight.poll_for(&mut told[at], true);
+        }
+        flight.poll_for(&mut told[0], false);
+        flight.poll_for(&mut told[0], false);
+        assert!(flight.is_polled());
+        flight.poll_for(&mut told[1], false);
+        assert!(!flight.is_polled());
     }
 
     #[test]

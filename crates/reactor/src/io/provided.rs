@@ -221,11 +221,14 @@ impl Provided {
     ) -> bool {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.closing) else { return false };
         slot.closing = true;
-        if let Body::Stream { stream, recv, send } = &mut slot.body {
-            let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
-            // A device of the stream may read the batch until then.
-            stream.close(reset);
-            give_back(recv, send, &cancelled, done);
+        match &mut slot.body {
+            Body::Stream { stream, recv, send } => {
+                let cancelled = || io::Error::from_raw_os_error(libc::ECANCELED);
+                // A device of the stream may read the batch until then.
+                stream.close(reset);
+                give_back(recv, send, &cancelled, done);
+            }
+            Body::Listener { listener, .. } => listener.stop(),
         }
         true
     }

@@ -35,6 +35,34 @@ pub(crate) fn probe(listener: BorrowedFd<'_>) -> io::Result<()> {
     check(listener.try_clone_to_owned()?.as_fd())
 }
 
+/// What a listener waits for before it accepts another connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    /// File descriptors.
+    Descriptors,
+    /// Memory.
+    Memory,
+}
+
+/// What listeners of this process lack now; `None`: they accept.
+#[must_use]
+pub fn lack() -> Option<Lack> {
+    let stderr = io::stderr();
+    match stderr.as_fd().try_clone_to_owned().and_then(|newest| check(newest.as_fd())) {
+        Ok(()) => None,
+        Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Some(Lack::Memory),
+        Err(_) => Some(Lack::Descriptors),
+    }
+}
+
+/// The bytes in use and the most bytes, of that limit of memory of which least is left. `None`: there is no limit, or
+/// memory is not watched.
+#[must_use]
+pub fn limited_memory() -> Option<(u64, u64)> {
+    let tight = MEMORY_OF_PROCESS.get()?.tightest()?;
+    Some((tight.used, tight.limit))
+}
+
 /// Whether the kernel may accept as many connections as come, before this process sees the first of them: they are no
 /// more than the backlog of a listener.
 pub(crate) fn is_vast() -> bool {
@@ -198,5 +226,6 @@ mod tests {
         probe(file.as_fd()).unwrap();
         watch_memory();
         assert_eq!(scarce_memory(0), None);
+        assert_eq!(lack(), None);
     }
 }

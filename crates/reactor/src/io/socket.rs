@@ -63,6 +63,53 @@ pub struct ConnectOptions {
     /// The priority of all that it sends, the request for the connection included (SO_PRIORITY); 0: the
     /// kernel's.
     pub priority: u32,
+    /// The type of service of all that it sends (IP_TOS), or its traffic class with IPv6 (IPV6_TCLASS); 0: the
+    /// kernel's.
+    pub tos: u8,
+    /// The interface by which all its packets leave and come (SO_BINDTODEVICE); `None`: the kernel chooses.
+    pub interface: Option<Interface>,
+}
+
+/// The name of a network interface of this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Interface {
+    name: [u8; Self::NAME_MAX],
+    len: usize,
+}
+
+impl Interface {
+    /// Bytes of the longest name.
+    pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
+
+    /// The interface of this name; `None` for what is no name of an interface: it has 1 to 15 letters, without spaces,
+    /// slashes and NUL.
+    #[must_use]
+    pub fn named(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let is_other = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'/' | 0);
+        if bytes.is_empty() || bytes.len() > Self::NAME_MAX || bytes.iter().any(is_other) {
+            return None;
+        }
+        let mut name = [0; Self::NAME_MAX];
+        name[..bytes.len()].copy_from_slice(bytes);
+        Some(Self { name, len: bytes.len() })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.name[..self.len]
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&String::from_utf8_lossy(self.bytes()))
+    }
+}
+
+impl fmt::Debug for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Interface({self})")
+    }
 }
 
 /// A connected socket that belongs to no core yet: the result of an accept or connect. It can
@@ -371,10 +418,38 @@ pub(crate) fn for_connect(address: SocketAddr, options: ConnectOptions) -> io::R
     if options.priority != 0 {
         socket_option::set_priority(&fd, options.priority)?;
     }
+    if options.tos != 0 {
+        set_tos(&fd, address, options.tos)?;
+    }
+    if let Some(interface) = options.interface {
+        let bound = SockRef::from(&fd).bind_device(Some(interface.bytes()));
+        bound.map_err(|error| interface_error(interface, error))?;
+    }
     if let Some(source) = options.source {
         bind_source(&fd, address, source).map_err(|error| source_error(source, error))?;
     }
     Ok(fd)
+}
+
+fn set_tos(fd: &OwnedFd, address: SocketAddr, tos: u8) -> io::Result<()> {
+    let set = match address {
+        SocketAddr::V4(_) => SockRef::from(fd).set_tos_v4(tos.into()),
+        SocketAddr::V6(_) => SockRef::from(fd).set_tclass_v6(tos.into()),
+    };
+    set.map_err(|error| {
+        io::Error::new(error.kind(), format!("type of service {tos} cannot be set: {error}"))
+    })
+}
+
+fn interface_error(interface: Interface, error: io::Error) -> io::Error {
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied => "before Linux 5.7 it needs CAP_NET_RAW".to_owned(),
+        _ if error.raw_os_error() == Some(libc::ENODEV) => {
+            "there is none (`ip link` lists those that there are)".to_owned()
+        }
+        _ => error.to_string(),
+    };
+    io::Error::new(error.kind(), format!("cannot use the interface {interface}: {advice}"))
 }
 
 /// Binds to an address of this machine. The port is chosen when the socket is connected, so that
@@ -595,7 +670,8 @@ mod tests {
         let any = "127.0.0.1:0".parse().unwrap();
         let (listener, address) = listen(any, ListenOptions { priority: 4, group: None }).unwrap();
         assert_eq!(socket_option::priority(&listener).unwrap(), 4);
-        let fd = for_connect(address, ConnectOptions { priority: 5, source: None }).unwrap();
+        let fd =
+            for_connect(address, ConnectOptions { priority: 5, ..Default::default() }).unwrap();
         assert_eq!(socket_option::priority(&fd).unwrap(), 5);
         let _ = SockRef::from(&fd).connect(&address.into());
         SockRef::from(&listener).set_nonblocking(false).unwrap();
@@ -607,5 +683,37 @@ mod tests {
         assert_eq!(socket.priority().unwrap(), Some(6));
         assert_eq!(Socket::from_fd(fd).unwrap().priority().unwrap(), Some(5));
         assert!(check_priority(6).is_ok());
+    }
+
+    #[test]
+    fn a_connection_has_the_type_of_service_that_it_was_given() {
+        for address in ["127.0.0.1:1", "[::1]:1"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let fd = for_connect(address, ConnectOptions { tos: 0x28, ..Default::default() });
+            let fd = fd.unwrap();
+            let socket = SockRef::from(&fd);
+            let set = if address.is_ipv4() { socket.tos_v4() } else { socket.tclass_v6() };
+            assert_eq!(set.unwrap(), 0x28, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_bound_to_the_interface_that_was_named() {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let by = |name: &str| {
+            let interface = Interface::named(name);
+            assert!(interface.is_some(), "{name}");
+            for_connect(address, ConnectOptions { interface, ..Default::default() })
+        };
+        match by("lo") {
+            Ok(fd) => assert_eq!(SockRef::from(&fd).device().unwrap().as_deref(), Some(&b"lo"[..])),
+            // A kernel before 5.7.
+            Err(error) => assert!(error.to_string().contains("CAP_NET_RAW"), "{error}"),
+        }
+        let error = by("no-such-iface").unwrap_err().to_string();
+        assert!(error.starts_with("cannot use the interface no-such-iface: "), "{error}");
+        for name in ["", "sixteen-letters-", "a b", "a/b", "a\0"] {
+            assert_eq!(Interface::named(name), None, "{name:?}");
+        }
     }
 }

@@ -8,11 +8,15 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use crate::io::RecvBuffers;
 use crate::io::socket::Socket;
 use crate::send::SendBatch;
 use crate::sim::SimSocket;
+
+/// Whether a controller of this number is there.
+pub type IsController = Arc<dyn Fn(u16) -> bool + Send + Sync>;
 
 /// A connected byte stream, driven by the core that has adopted its socket.
 ///
@@ -201,9 +205,27 @@ pub trait StreamProvider: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Tells it how to find out whether a controller of this number is there, for listeners of an address. Over RDMA, hosts say
+    /// the controller of a queue before they have the queue. It is called before [`Self::listen`].
+    fn know_controllers(&self, address: SocketAddr, is_there: IsController) {
+        let _ = (address, is_there);
+    }
+
     /// Listens with a stack of its own; `None`: the kernel listens.
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
         let _ = address;
+        None
+    }
+
+    /// Waits for the news of a listener's connections on another core than the one that listens; `None`: there is nothing to
+    /// wait for. It is called on that core, before [`Self::listen`] is called on the other. What it gives accepts no
+    /// connection.
+    fn attend(
+        &self,
+        address: SocketAddr,
+        core: usize,
+    ) -> Option<io::Result<Box<dyn StreamListener>>> {
+        let _ = (address, core);
         None
     }
 
@@ -229,4 +251,8 @@ pub trait StreamListener: Send {
 
     /// Where news come from; the same for as long as the listener lives.
     fn source(&self) -> Source<'_>;
+
+    /// Takes no more connections: when this returns, the address is free. The owner has closed the
+    /// listener; the value lives on for as long as its source is watched.
+    fn stop(&mut self);
 }

@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::memory::companions::Companions;
 use crate::memory::lasting::LastingMemory;
 use crate::memory::mapping::Mapping;
 use crate::memory::parts;
@@ -107,8 +108,15 @@ impl BufferPool {
         let nothing = || Slot::free(NonNull::dangling(), 0, LENT_CLASS);
         let lent = Class::new(0, std::iter::repeat_with(nothing).take(lent_count).collect());
         let mapping = Arc::new(mapping);
-        let inner = PoolInner { classes: built, lent, waits: Cell::new(0), mapping };
+        let companions = Companions::default();
+        let inner = PoolInner { classes: built, lent, waits: Cell::new(0), mapping, companions };
         Ok(BufferPool { inner: Rc::new(inner) })
+    }
+
+    /// What else belongs to the core that has this pool.
+    #[must_use]
+    pub fn companions(&self) -> &Companions {
+        &self.inner.companions
     }
 
     /// Where all of its own memory lies.
@@ -407,6 +415,7 @@ struct PoolInner {
     waits: Cell<u64>,
     /// What the slots point into.
     mapping: Arc<Mapping>,
+    companions: Companions,
 }
 
 struct Class {

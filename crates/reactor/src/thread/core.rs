@@ -33,6 +33,10 @@ use crate::uring::UringIo;
 /// queues itself looks for the same time before it sleeps.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 
+/// How long a core that polls for commands looks for work after its last work, whatever its mode: longer than a drive takes
+/// for a command.
+const POLL_TIME: Duration = Duration::from_millis(20);
+
 /// Messages taken per turn, so that a flood of them does not delay I/O.
 pub const MESSAGES_PER_TURN: usize = 64;
 
@@ -359,6 +363,7 @@ impl<S: Service> Core<S> {
                 _ if work == Work::More => Wait::No,
                 Mode::Poll => Wait::No,
                 Mode::Adaptive { spin } if now.duration_since(last_work) < spin => Wait::No,
+                _ if self.polls(now.duration_since(last_work)) => Wait::No,
                 Mode::Adaptive { .. } | Mode::Interrupt => Wait::Yes,
             };
             if work == Work::None && wait == Wait::No {
@@ -366,6 +371,11 @@ impl<S: Service> Core<S> {
             }
         }
         Ok(())
+    }
+
+    /// Whether it looks for the end of commands that somebody polls for. Nothing may end for long, if a controller is lost.
+    fn polls(&mut self, idle: Duration) -> bool {
+        idle < POLL_TIME && self.io.flight().is_polled()
     }
 
     fn turn(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Work {

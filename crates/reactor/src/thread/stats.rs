@@ -33,13 +33,15 @@ impl Counter {
 ///
 /// The first structure holds a [`Counter`] for each name of `counts`, for this crate to write; it is alone on its cache
 /// lines, so that its writer is not slowed down by those of others. The second one holds numbers: those counts, and each
-/// name of `sums` as the sum of some of them.
+/// name of `sums` as the sum of some of them. Between both may stand `tables`: rows of counts of one length each. A reader
+/// reads them before the counts, so that a row never has more than a count that its writer adds to first.
 #[macro_export]
 macro_rules! counters {
     (
         $(#[$counters_doc:meta])* $counters_vis:vis struct $Counters:ident;
         $(#[$totals_doc:meta])* $totals_vis:vis struct $Totals:ident;
         counts { $( $(#[$doc:meta])* $name:ident, )* }
+        $( tables { $( $(#[$table_doc:meta])* $table:ident: $len:expr, )* } )?
         sums { $( $(#[$sum_doc:meta])* $sum:ident = $first:ident $( + $part:ident )*, )* }
     ) => {
         $(#[$counters_doc])*
@@ -47,12 +49,14 @@ macro_rules! counters {
         #[repr(align(128))]
         $counters_vis struct $Counters {
             $( $(#[$doc])* pub(crate) $name: $crate::stats::Counter, )*
+            $( $( $(#[$table_doc])* pub(crate) $table: [$crate::stats::Counter; $len], )* )?
         }
 
         $(#[$totals_doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         $totals_vis struct $Totals {
             $( $(#[$doc])* pub $name: u64, )*
+            $( $( $(#[$table_doc])* pub $table: [u64; $len], )* )?
             $( $(#[$sum_doc])* pub $sum: u64, )*
         }
 
@@ -63,6 +67,7 @@ macro_rules! counters {
                 // Without sums, nothing changes it.
                 #[allow(unused_mut)]
                 let mut totals = $Totals {
+                    $( $( $table: ::std::array::from_fn(|row| self.$table[row].get()), )* )?
                     $( $name: self.$name.get(), )*
                     $( $sum: 0, )*
                 };
@@ -75,6 +80,11 @@ macro_rules! counters {
             /// Adds the counts of another one.
             pub fn add(&mut self, other: &Self) {
                 $( self.$name += other.$name; )*
+                $( $(
+                    for (count, more) in self.$table.iter_mut().zip(&other.$table) {
+                        *count += more;
+                    }
+                )* )?
                 $( self.$sum += other.$sum; )*
             }
 
@@ -83,6 +93,11 @@ macro_rules! counters {
             pub fn since(&self, earlier: &Self) -> Self {
                 Self {
                     $( $name: self.$name.saturating_sub(earlier.$name), )*
+                    $( $(
+                        $table: ::std::array::from_fn(|row| {
+                            self.$table[row].saturating_sub(earlier.$table[row])
+                        }),
+                    )* )?
                     $( $sum: self.$sum.saturating_sub(earlier.$sum), )*
                 }
             }

@@ -1,4 +1,7 @@
 //! The ring of a core that serves a queue of a ublk disk: it takes nothing but that queue's commands. Other cores have none.
+//!
+//! Where the kernel makes the pages of requests buffers of this ring ([`UblkQueue::pages`]), it also reads and writes files
+//! with those buffers, and with no other memory.
 
 #![allow(unsafe_code)]
 
@@ -11,13 +14,62 @@ use std::sync::Arc;
 
 use io_uring::register::Restriction;
 use io_uring::types::Fd;
-use io_uring::{IoUring, opcode};
+use io_uring::{IoUring, opcode, squeue};
 
 use super::{POLL_IN, UBLK_DATA, UringIo};
-use crate::io::ublk::{DESCRIPTOR_LEN, UblkCommand, UblkDescriptor, UblkQueue};
-use crate::io::{Completion, Outcome, Token};
+use crate::io::socket::not_usable;
+use crate::io::ublk::{DESCRIPTOR_LEN, UblkCommand, UblkDescriptor, UblkMove, UblkQueue};
+use crate::io::{Completion, FileId, Outcome, Token};
 use crate::memory::buffer::IoBuf;
 use crate::memory::mapping::{Mapping, PAGE_SIZE};
+
+/// The bit of `user_data` of reads and writes of files; the rest is the tag.
+const MOVE: u64 = 1 << 32;
+
+/// A move in progress.
+struct Moving {
+    token: Token,
+    file: Arc<File>,
+    what: UblkMove,
+    progress: u32,
+}
+
+impl Moving {
+    /// The submission for what is left to do.
+    fn entry(&self) -> squeue::Entry {
+        let UblkMove { tag, writes, durable, offset, len } = self.what;
+        let (fd, offset) = (Fd(self.file.as_raw_fd()), offset + u64::from(self.progress));
+        // The address in a buffer of pages of the kernel is the distance from its beginning.
+        let place = std::ptr::without_provenance_mut(self.progress as usize);
+        let rest = len - self.progress;
+        let entry = if writes {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            opcode::WriteFixed::new(fd, place, rest, tag).offset(offset).rw_flags(flags).build()
+        } else {
+            opcode::ReadFixed::new(fd, place, rest, tag).offset(offset).build()
+        };
+        entry.user_data(MOVE | u64::from(tag))
+    }
+
+    /// Takes note of a result; gives that of the whole move, unless there is more to do.
+    fn advance(&mut self, result: i32) -> Option<io::Result<()>> {
+        match u32::try_from(result) {
+            Ok(0) => Some(Err(match self.what.writes {
+                true => io::ErrorKind::WriteZero.into(),
+                false => io::ErrorKind::UnexpectedEof.into(),
+            })),
+            Ok(count) => {
+                self.progress = self.progress.saturating_add(count).min(self.what.len);
+                (self.progress == self.what.len).then_some(Ok(()))
+            }
+            Err(_) if matches!(-result, libc::EAGAIN | libc::EINTR) => None,
+            Err(_) => Some(Err(io::Error::from_raw_os_error(-result))),
+        }
+    }
+}
+
+/// How often a turn tries to give the kernel what is left of moves.
+const SUBMISSIONS_MAX: usize = 4;
 
 /// A queue, and the commands that the kernel has of it.
 pub(super) struct UblkRing {
@@ -28,7 +80,9 @@ pub(super) struct UblkRing {
     descriptors: Mapping,
     /// What belongs to the command that the kernel has of each tag.
     commands: Box<[Option<(Token, IoBuf)>]>,
-    /// Commands that cannot be.
+    /// The move that uses the pages of each tag's request.
+    moves: Box<[Option<Moving>]>,
+    /// Commands and moves that cannot be.
     refused: VecDeque<Completion>,
 }
 
@@ -39,13 +93,21 @@ impl UblkRing {
         let mut builder = IoUring::builder();
         // Requests come while this thread does something else: a flag shows them, and no interrupt.
         builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
-        // Each tag has one command at most, so that there always is room.
+        // Each tag has one command or move at most, so that there always is room.
         let ring: IoUring = builder.build(u32::from(queue.depth))?;
         let submitter = ring.submitter();
-        submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::UringCmd16::CODE)])?;
+        let mut permitted = vec![opcode::UringCmd16::CODE];
+        if queue.pages {
+            // The kernel fills the table in, and empties it, as requests come and go.
+            submitter.register_buffers_sparse(queue.depth.into())?;
+            permitted.extend([opcode::ReadFixed::CODE, opcode::WriteFixed::CODE]);
+        }
+        let mut permitted: Vec<_> = permitted.into_iter().map(Restriction::sqe_op).collect();
+        submitter.register_restrictions(&mut permitted)?;
         submitter.register_enable_rings()?;
         let commands = (0..queue.depth).map(|_| None).collect();
-        Ok(Self { ring, file, queue, descriptors, commands, refused: VecDeque::new() })
+        let moves = (0..queue.depth).map(|_| None).collect();
+        Ok(Self { ring, file, queue, descriptors, commands, moves, refused: VecDeque::new() })
     }
 
     fn push(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
@@ -57,7 +119,8 @@ impl UblkRing {
         };
         let address = buf.as_io_ptr().expose_provenance() as u64;
         let (number, bytes) = self.queue.command(command, address);
-        let entry = opcode::UringCmd16::new(Fd(self.file.as_raw_fd()), number).cmd(bytes).build();
+        let entry = opcode::UringCmd16::new(Fd(self.file.as_raw_fd()), number).cmd(bytes);
+        let entry = entry.addr(self.queue.registration(command.tag)).build();
         let entry = entry.user_data(u64::from(command.tag));
         // SAFETY: the kernel reads and writes at most `max_io_bytes` at `address`, which the buffer has, until the
         // command completes. Until then the buffer is in `commands`, or leaked.
@@ -67,6 +130,55 @@ impl UblkRing {
             Err(_) => {
                 let outcome = Outcome::Ublk(Err(io::ErrorKind::QuotaExceeded.into()), buf);
                 self.refused.push_back(Completion { token, outcome });
+            }
+        }
+    }
+
+    /// Starts a move for a request that this process has.
+    fn push_move(&mut self, file: Arc<File>, what: UblkMove, token: Token) {
+        let tag = usize::from(what.tag);
+        let has_request = self.commands.get(tag).is_some_and(Option::is_none);
+        let fits = self.queue.pages && (1..=self.queue.max_io_bytes).contains(&what.len);
+        match self.moves.get_mut(tag).filter(|slot| slot.is_none() && has_request && fits) {
+            Some(slot) => {
+                *slot = Some(Moving { token, file, what, progress: 0 });
+                self.submit_move(tag);
+            }
+            None => self.refuse_move(token, io::ErrorKind::InvalidInput),
+        }
+    }
+
+    fn refuse_move(&mut self, token: Token, kind: io::ErrorKind) {
+        let outcome = Outcome::Synced(Err(kind.into()));
+        self.refused.push_back(Completion { token, outcome });
+    }
+
+    /// Queues what is left of the move of a tag.
+    fn submit_move(&mut self, tag: usize) {
+        let Some(moving) = self.moves.get(tag).and_then(Option::as_ref) else { return };
+        let (entry, token) = (moving.entry(), moving.token);
+        // SAFETY: the entry names no memory of this process: its buffer is one of the kernel's pages, or none, which is an
+        // error. Its file is open until the completion.
+        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.moves[tag] = None;
+            self.refuse_move(token, io::ErrorKind::QuotaExceeded);
+        }
+    }
+
+    /// A piece of a move is done; gives the end of the move, if it was the last one.
+    fn handle_moved(&mut self, tag: usize, result: i32) -> Option<Completion> {
+        let Some(slot) = self.moves.get_mut(tag).filter(|slot| slot.is_some()) else {
+            debug_assert!(false, "a completion for no move");
+            return None;
+        };
+        match slot.as_mut()?.advance(result) {
+            Some(result) => {
+                let token = slot.take()?.token;
+                Some(Completion { token, outcome: Outcome::Synced(result) })
+            }
+            None => {
+                self.submit_move(tag);
+                None
             }
         }
     }
@@ -95,6 +207,13 @@ impl UblkRing {
         }
         loop {
             let entry = self.ring.completion().next()?;
+            if entry.user_data() & MOVE != 0 {
+                let tag = usize::try_from(entry.user_data() & !MOVE).unwrap_or(usize::MAX);
+                match self.handle_moved(tag, entry.result()) {
+                    Some(completion) => return Some(completion),
+                    None => continue,
+                }
+            }
             let tag = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
             let Some((token, buf)) = self.commands.get_mut(tag).and_then(Option::take) else {
                 debug_assert!(false, "a completion for no command");
@@ -164,14 +283,66 @@ impl UringIo {
         }
     }
 
-    /// Sends commands, and takes their completions.
+    /// Starts a move between a file and the pages of a request.
+    pub(super) fn push_ublk_move(&mut self, file: FileId, what: UblkMove, token: Token) {
+        let slot = self.files.get(file.0).filter(|slot| !slot.closing && slot.nvme.is_none());
+        match (&mut self.ublk, slot) {
+            (Some(ring), Some(slot)) => ring.push_move(Arc::clone(&slot.file), what, token),
+            _ => self.finish(token, Outcome::Synced(Err(not_usable()))),
+        }
+    }
+
+    /// Sends commands and moves, and takes their completions.
     pub(super) fn poll_ublk(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        if let Some(ring) = &mut self.ublk {
+        let Some(ring) = &mut self.ublk else { return Ok(()) };
+        for _ in 0..SUBMISSIONS_MAX {
             ring.submit()?;
             while let Some(completion) = ring.next() {
                 done.push(completion);
             }
+            // The rest of a move that was cut short.
+            if ring.ring.submission().is_empty() {
+                return Ok(());
+            }
         }
+        // The kernel takes no more now: the rest goes in the next turn, which does not sleep.
+        self.woken = true;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moving(writes: bool) -> Moving {
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        let what = UblkMove { tag: 3, writes, durable: false, offset: 1 << 20, len: 8192 };
+        Moving { token: Token { owner: 0, generation: 0, index: 0 }, file, what, progress: 0 }
+    }
+
+    #[test]
+    fn a_move_that_is_cut_short_goes_on_until_it_is_whole() {
+        for writes in [false, true] {
+            let mut moving = moving(writes);
+            assert!(moving.advance(-libc::EAGAIN).is_none());
+            assert!(moving.advance(512).is_none());
+            assert!(moving.advance(-libc::EINTR).is_none());
+            assert_eq!(moving.progress, 512);
+            assert!(moving.advance(7680).unwrap().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_move_that_ends_early_is_an_error() {
+        let kind = |writes: bool, result: i32| {
+            let mut moving = moving(writes);
+            assert!(moving.advance(4096).is_none());
+            moving.advance(result).unwrap().unwrap_err()
+        };
+        assert_eq!(kind(false, 0).kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(kind(true, 0).kind(), io::ErrorKind::WriteZero);
+        assert_eq!(kind(true, -libc::ENOSPC).raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(kind(false, -libc::EINVAL).raw_os_error(), Some(libc::EINVAL));
     }
 }

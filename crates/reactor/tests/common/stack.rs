@@ -43,6 +43,7 @@ struct Stream {
 struct Listener {
     stack: Stack,
     address: SocketAddr,
+    is_stopped: bool,
 }
 
 impl Network {
@@ -70,7 +71,7 @@ impl StreamProvider for Stack {
             return Some(Err(io::ErrorKind::AddrInUse.into()));
         }
         network.listeners.insert(address, VecDeque::new());
-        Some(Ok(Box::new(Listener { stack: self.clone(), address })))
+        Some(Ok(Box::new(Listener { stack: self.clone(), address, is_stopped: false })))
     }
 
     fn connect(&self, address: SocketAddr, _: Option<IpAddr>) -> Option<io::Result<Socket>> {
@@ -101,12 +102,18 @@ impl StreamListener for Listener {
     fn source(&self) -> Source<'_> {
         Source::polled()
     }
+
+    fn stop(&mut self) {
+        if !std::mem::replace(&mut self.is_stopped, true) {
+            let waiting = self.stack.inner.lock().unwrap().listeners.remove(&self.address);
+            drop(waiting);
+        }
+    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let waiting = self.stack.inner.lock().unwrap().listeners.remove(&self.address);
-        drop(waiting);
+        self.stop();
     }
 }
 

@@ -38,10 +38,10 @@ use kept::kept_payloads_arrive_and_come_back;
 use options::a_connection_has_its_priority_from_the_start;
 use ownership::a_socket_in_use_is_given_up_whole;
 use provided::{
-    a_handshake_that_stalls_costs_nothing, a_peer_that_is_killed_ends_its_connection,
-    a_peer_that_sends_single_bytes_is_understood, a_wrong_key_ends_both_ends,
-    kinds_of_sockets_live_side_by_side, what_is_cut_off_does_not_end_well,
-    what_was_sent_arrives_whole,
+    a_closed_listener_takes_no_more, a_handshake_that_stalls_costs_nothing,
+    a_peer_that_is_killed_ends_its_connection, a_peer_that_sends_single_bytes_is_understood,
+    a_wrong_key_ends_both_ends, kinds_of_sockets_live_side_by_side,
+    what_is_cut_off_does_not_end_well, what_was_sent_arrives_whole,
 };
 use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::FileId;
@@ -221,6 +221,7 @@ conformance!(
     what_is_cut_off_does_not_end_well,
     what_was_sent_arrives_whole,
     kinds_of_sockets_live_side_by_side,
+    a_closed_listener_takes_no_more,
 );
 conformance!(
     provided_epoll,
@@ -232,6 +233,7 @@ conformance!(
     what_is_cut_off_does_not_end_well,
     what_was_sent_arrives_whole,
     kinds_of_sockets_live_side_by_side,
+    a_closed_listener_takes_no_more,
 );
 
 fn uring_bed() -> Option<Bed> {

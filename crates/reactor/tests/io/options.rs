@@ -10,7 +10,11 @@ pub(crate) fn a_connection_has_its_priority_from_the_start(mut bed: Bed) {
     let options = ListenOptions { priority: 3, ..ListenOptions::default() };
     let any = "127.0.0.1:0".parse().unwrap();
     let (listener, address) = bed.io.listen_with(any, options, accept).unwrap();
-    bed.io.connect_with(address, ConnectOptions { priority: 6, source: None }, token);
+    bed.io.connect_with(
+        address,
+        ConnectOptions { priority: 6, ..ConnectOptions::default() },
+        token,
+    );
     let one = match bed.wait_for(token) {
         Outcome::Connected(result) => result.unwrap(),
         other => panic!("{other:?}"),
@@ -18,7 +22,7 @@ pub(crate) fn a_connection_has_its_priority_from_the_start(mut bed: Bed) {
     assert_eq!(one.priority().unwrap(), Some(6));
     assert_eq!(bed.accepted(accept).priority().unwrap(), Some(0));
     bed.io.close_listener(listener);
-    let refused = ConnectOptions { priority: u32::MAX, source: None };
+    let refused = ConnectOptions { priority: u32::MAX, ..ConnectOptions::default() };
     bed.io.connect_with(address, refused, token);
     match bed.wait_for(token) {
         Outcome::Connected(Err(error)) => {

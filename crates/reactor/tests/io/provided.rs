@@ -1,12 +1,17 @@
 //! Streams of a provider against peers that speak its records by hand.
 
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::SocketId;
 use raceline_reactor::socket::BufferSizes;
-use raceline_reactor::{Payload, SendBatch, StreamProvider as _, Wait};
+use raceline_reactor::{
+    Payload, SendBatch, Socket, Source, StreamListener, StreamProvider as _, Wait,
+};
 
 use crate::bed::Bed;
 use crate::common::{errno, pattern};
@@ -251,5 +256,49 @@ pub(crate) fn kinds_of_sockets_live_side_by_side(mut bed: Bed) {
             assert_eq!((bed.io.unread(stale), bed.io.peer_identity(stale)), (0, None));
         }
         bed.io.close(plain.1, false);
+    }
+}
+
+/// A listener that says when it takes no more, and whose descriptor a back end can watch.
+struct Told {
+    listener: TcpListener,
+    is_stopped: Arc<AtomicBool>,
+}
+
+impl StreamListener for Told {
+    fn accept(&mut self) -> io::Result<Socket> {
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    fn local_address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::descriptor(self.listener.as_fd())
+    }
+
+    fn stop(&mut self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whoever removes a listener may take its address the moment after, watched or not.
+pub(crate) fn a_closed_listener_takes_no_more(mut bed: Bed) {
+    for turns in [0, 1, 100] {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let told = Told { listener, is_stopped: Arc::clone(&is_stopped) };
+        let token = bed.token();
+        let (listener, _) = bed.io.listen_provided(Box::new(told), token).unwrap();
+        for _ in 0..turns {
+            let pause = bed.token();
+            bed.io.timer(Instant::now() + Duration::from_millis(1), pause);
+            bed.wait_for(pause);
+        }
+        assert!(!is_stopped.load(Ordering::Relaxed));
+        bed.io.close_listener(listener);
+        assert!(is_stopped.load(Ordering::Relaxed), "after {turns} turns");
+        bed.poll(Wait::No);
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Load {
     pub(crate) place: Place,
     /// Work since the target began, in commands and their bytes.
     work: u64,
+    /// It has a queue pair, which belongs to its core.
+    pub(crate) is_rdma: bool,
 }
 
 /// What was seen at the last look, and what came of it.
@@ -84,7 +86,7 @@ impl Balance {
         loads.sort_by_key(|(queue, _)| (queue.place.core, queue.name.clone()));
         let looks = self.looks;
         self.moved.retain(|_, at| looks - *at <= REST);
-        let movable = |queue: &Load| !self.moved.contains_key(&queue.name);
+        let movable = |queue: &Load| !queue.is_rdma && !self.moved.contains_key(&queue.name);
         let (queue, to) = choose(&used, &loads, movable)?;
         self.moved.insert(queue.name.clone(), looks);
         Some((queue.place, to))
@@ -154,6 +156,7 @@ impl Control {
                     name: (record.cntlid, record.qid, record.subsystem.clone()),
                     place: *place,
                     work: totals.commands + bytes / COMMAND_BYTES,
+                    is_rdma: record.is_rdma,
                 }
             })
             .collect()
@@ -178,7 +181,8 @@ mod tests {
     fn queue(qid: u16, core: usize, work: u64) -> Load {
         let nqn = Nqn::new("nqn.2026-01.io.raceline:s").unwrap();
         let key = ConnKey { index: u32::from(qid), generation: 0 };
-        Load { name: (ControllerId(1), QueueId(qid), nqn), place: Place { core, key }, work }
+        let (name, place) = ((ControllerId(1), QueueId(qid), nqn), Place { core, key });
+        Load { name, place, work, is_rdma: false }
     }
 
     /// The moves of looks one second apart; queues share the time of their core by their weight.

@@ -450,6 +450,16 @@ pub enum TargetError {
         /// The core, by its index.
         core: usize,
     },
+    /// A queue pair belongs to the completion queue of its core.
+    #[error(
+        "I/O queue {qid} of controller {cntlid} is over RDMA, and stays on the core where it was placed"
+    )]
+    StaysOnCore {
+        /// The controller.
+        cntlid: ControllerId,
+        /// The queue.
+        qid: QueueId,
+    },
     /// Listening failed.
     #[error("cannot listen on {address}: {error}")]
     Listen {

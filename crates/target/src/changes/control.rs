@@ -374,6 +374,17 @@ impl Control {
             return Err(TargetError::Config { what, need: "another than by listener" });
         }
         let mut real = address;
+        if let Some(streams) = streams {
+            for core in self.listening_cores().end..self.shared.cores() {
+                let streams = Arc::clone(streams);
+                let port = (protocol, port_id);
+                let message = |reply| Message::Attend { address, port, streams, reply };
+                if let Err(error) = self.ask(core, message)? {
+                    self.close_listener(address)?;
+                    return Err(error);
+                }
+            }
+        }
         // One after the other: the group of listeners is in the order of the cores.
         for core in self.listening_cores() {
             let streams = streams.cloned();
@@ -401,9 +412,9 @@ impl Control {
         self.open_listener(address, (Protocol::Iscsi, port_id), None)
     }
 
-    /// Closes the listener, on each core that listens.
+    /// Closes the listener, first on the cores that listen, then on those that attend to its connections.
     pub(crate) fn close_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
-        for core in self.listening_cores() {
+        for core in 0..self.shared.cores() {
             self.ask(core, |reply| Message::CloseListener { address, reply })?;
         }
         Ok(())

@@ -239,7 +239,8 @@ fn collect(generation: u64, packed: Vec<Packed>) -> HandOver {
         } else if let Some(queue) = connection.queue
             && left.insert((queue.subsystem.clone(), queue.cntlid))
         {
-            let why = "one of its queues uses TLS, or had commands that did not finish in time";
+            let why =
+                "one of its queues uses TLS or RDMA, or had commands that did not finish in time";
             let (peer, cntlid) = (connection.peer.ip(), queue.cntlid);
             handed
                 .left

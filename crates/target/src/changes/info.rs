@@ -13,7 +13,7 @@ use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Entry, State};
 use crate::changes::target::Target;
 use crate::records::counters::QueueTotals;
-use crate::records::ledger::QueueRecord;
+use crate::records::ledger::{AddressStats, QueueRecord};
 use crate::records::names::Place;
 
 /// A subsystem, as it is configured now.
@@ -149,6 +149,10 @@ pub struct HostStats {
     pub controllers: usize,
     /// Its I/O queues now.
     pub io_queues: usize,
+    /// Its controllers that were given up because its keep alive timer ran out.
+    pub keep_alive_timeouts: u64,
+    /// That has happened, and it has not connected since.
+    pub is_timed_out: bool,
     /// What its queues have done.
     pub totals: QueueTotals,
 }
@@ -234,15 +238,11 @@ impl Target {
             .collect()
     }
 
-    /// How many queues have come by each address, and whether by RDMA: a listener for TCP at all addresses may have the port
-    /// of one for RDMA.
+    /// What has come by each local address, and whether by RDMA: a listener for TCP at all addresses may have the port of
+    /// one for RDMA. The counts of closed queues stay, for the 4096 addresses that the target remembers.
     #[must_use]
-    pub fn queues_by_address(&self) -> BTreeMap<(SocketAddr, bool), usize> {
-        let mut queues = BTreeMap::new();
-        for record in self.control.shared.ledger().live.values() {
-            *queues.entry((record.local, record.is_rdma)).or_default() += 1;
-        }
-        queues
+    pub fn by_address(&self) -> BTreeMap<(SocketAddr, bool), AddressStats> {
+        self.control.shared.ledger().by_address()
     }
 
     /// How many namespaces have registrants, and how many of these are held, by subsystem.
@@ -294,12 +294,14 @@ impl Target {
     pub fn hosts(&self) -> Vec<HostStats> {
         let hosts = self.control.shared.ledger().by_host().into_iter();
         hosts
-            .map(|(nqn, host, totals, controllers, io_queues)| HostStats {
+            .map(|(nqn, host, queues, controllers, io_queues)| HostStats {
                 nqn,
                 host,
                 controllers,
                 io_queues,
-                totals,
+                keep_alive_timeouts: queues.keep_alive_timeouts,
+                is_timed_out: queues.is_timed_out,
+                totals: queues.closed,
             })
             .collect()
     }

@@ -24,7 +24,7 @@ use crate::changes::target::Target;
 use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
-pub use self::info::{IscsiConnectionInfo, LunInfo, TargetNodeInfo};
+pub use self::info::{IscsiConnectionInfo, IscsiNodeStats, LunInfo, TargetNodeInfo};
 
 /// The iSCSI side of a [`Target`]: portal groups, initiator groups, secrets, target nodes and their LUNs.
 ///

@@ -31,15 +31,15 @@ impl From<Option<Arc<dyn StreamProvider>>> for Entrance {
 }
 
 /// How long the target retries to listen on an address that is in use after a restart.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(2);
+const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The time between two attempts to listen.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Target {
-    /// Listens by `listen`, and retries for up to 2 s while the address is in use. The kernel takes
+    /// Listens by `listen`, and retries for up to 10 s while the address is in use. The kernel takes
     /// down the io_uring of a killed process, and its listening sockets with it, after the process is
-    /// gone: a restart may come before that.
+    /// gone: a restart may come before that, and a busy machine takes seconds for it.
     ///
     /// # Errors
     /// Those of `listen`.

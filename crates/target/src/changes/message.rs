@@ -56,6 +56,13 @@ pub(crate) enum Message {
         streams: Option<Arc<dyn StreamProvider>>,
         reply: Reply<Result<SocketAddr, TargetError>>,
     },
+    /// Control: wait for the news of connections that come by a listener of another core.
+    Attend {
+        address: SocketAddr,
+        port: (Protocol, u16),
+        streams: Arc<dyn StreamProvider>,
+        reply: Reply<Result<(), TargetError>>,
+    },
     /// Control: turn once.
     Nudge,
     /// Control: stop listening.

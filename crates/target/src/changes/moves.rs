@@ -43,7 +43,7 @@ impl Target {
     /// 200 ms, or stays. [`crate::QueueInfo::core`] says where it is.
     ///
     /// # Errors
-    /// When there is no such queue or core, or the queues of the target do not move.
+    /// When there is no such queue or core, the queue is over RDMA, or the queues of the target do not move.
     pub fn move_queue(
         &self,
         nqn: &Nqn,
@@ -56,9 +56,13 @@ impl Target {
             return Err(TargetError::PlacedByPolicy);
         }
         let name = (cntlid, qid, nqn.clone());
-        let place = self.control.loads().into_iter().find(|load| load.name == name);
-        let place = place.filter(|_| core < shared.cores()).map(|load| load.place);
-        let Place { core: from, key } = place.ok_or(TargetError::NoQueue { cntlid, qid, core })?;
+        let load = self.control.loads().into_iter().find(|load| load.name == name);
+        let load = load.filter(|_| core < shared.cores());
+        let load = load.ok_or(TargetError::NoQueue { cntlid, qid, core })?;
+        if load.is_rdma {
+            return Err(TargetError::StaysOnCore { cntlid, qid });
+        }
+        let Place { core: from, key } = load.place;
         shared.send(from, Message::Move { key, to: core });
         Ok(())
     }

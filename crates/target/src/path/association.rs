@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_proto::controller::{
-    Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ControllerState, ErrorEntry,
-    Facts, IoCounters, Security, TargetSnapshot, asks_for_controllers,
+    AbandonReason, Action, AdminOutcome, ConnectError, ConnectRequest, Controller, ControllerState,
+    ErrorEntry, Facts, IoCounters, Security, TargetSnapshot, asks_for_controllers,
 };
 use raceline_proto::nvme::cross_reset::{ControllerInstance, IMMEDIATE, ResetStatus};
 use raceline_proto::nvme::log::{GetLogPage, lid};
@@ -440,6 +440,10 @@ impl Association {
                 }
                 Action::Abandon { reason } => {
                     tracing::warn!(peer = %self.peer, ?reason, "abandoning the association");
+                    if reason == AbandonReason::KeepAliveExpired {
+                        let host = self.controller.hostnqn();
+                        core.shared.ledger().note_keep_alive_timeout(&self.nqn, host);
+                    }
                     return Some("the association is abandoned");
                 }
             }

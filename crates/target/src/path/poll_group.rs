@@ -1,6 +1,7 @@
 //! One core's share of the target: its connections and listeners, driven by completions.
 
 mod iscsi;
+mod listening;
 mod moves;
 mod suspending;
 
@@ -15,9 +16,8 @@ use raceline_proto::nvme::cross_reset::ResetStatus;
 use raceline_proto::reservation::Registrant;
 use raceline_reactor::inheritance::Offer;
 use raceline_reactor::io::ListenerId;
-use raceline_reactor::socket::{ListenOptions, check_free};
 use raceline_reactor::{
-    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token, inheritance,
+    Completion, Context, Outcome, Payload, Service, Socket, StreamProvider, Token,
 };
 
 use crate::changes::config::TargetError;
@@ -33,7 +33,7 @@ use crate::records::early::Ticket;
 use crate::records::names::{
     CommandPlace, ConnKey, Ends, EngineToken, ISCSI_OWNER, MAX_CONNECTIONS, Protocol, Tag,
 };
-use crate::records::placement::{Arrival, PlacementPolicy, Seat};
+use crate::records::placement::{Arrival, Seat};
 use crate::records::registry::Shared;
 
 use suspending::Suspending;
@@ -149,54 +149,6 @@ impl PollGroup {
     }
 
     // --------------------------------------------------------------- coming and going
-
-    fn listen(
-        &mut self,
-        cx: &mut Context<'_>,
-        address: SocketAddr,
-        port: (Protocol, u16),
-        mut streams: Option<Arc<dyn StreamProvider>>,
-    ) -> std::io::Result<SocketAddr> {
-        let index = self.next_listener;
-        let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
-        let is_rdma = streams.as_ref().is_some_and(|streams| streams.is_rdma());
-        let (id, address) = match streams.as_ref().and_then(|streams| streams.listen(address)) {
-            Some(listener) => {
-                streams = None;
-                cx.io.listen_provided(listener?, token)?
-            }
-            None => {
-                let config = &self.core.shared.config;
-                let by_cpu = config.placement == PlacementPolicy::Listener;
-                let is_new = !inheritance::is_sharing();
-                if by_cpu && is_new && self.core.index == 0 && address.port() != 0 {
-                    check_free(address)?;
-                }
-                let group = by_cpu.then_some(&config.cores[..]);
-                let options = ListenOptions { priority: config.socket_priority, group };
-                match inheritance::take(&name_of(address, port.0, self.core.index)) {
-                    Some(listener) => match cx.io.hands_over() {
-                        Some(io) => io.adopt_listener(listener, token)?,
-                        None => return Err(std::io::ErrorKind::Unsupported.into()),
-                    },
-                    None => cx.io.listen_with(address, options, token)?,
-                }
-            }
-        };
-        self.next_listener += 1;
-        let io = cx.io.hands_over().filter(|_| inheritance::is_enabled());
-        let copy = io.and_then(|io| io.copy_listener(id));
-        let name = name_of(address, port.0, self.core.index);
-        let _offer = copy.map(|copy| inheritance::offer_owned(name, copy));
-        self.listeners.push(Listener { id, address, index, port, streams, is_rdma, _offer });
-        Ok(address)
-    }
-
-    fn close_listener(&mut self, cx: &mut Context<'_>, address: SocketAddr) {
-        if let Some(i) = self.listeners.iter().position(|l| l.address == address) {
-            cx.io.close_listener(self.listeners.swap_remove(i).id);
-        }
-    }
 
     /// A connection was accepted: hands it to its core, unless there are too many.
     fn accepted(&mut self, cx: &mut Context<'_>, token: Token, socket: Socket, peer: SocketAddr) {
@@ -511,7 +463,7 @@ impl PollGroup {
 }
 
 /// The name by which a successor finds a listener.
-fn name_of(address: SocketAddr, protocol: Protocol, core: usize) -> String {
+pub(super) fn name_of(address: SocketAddr, protocol: Protocol, core: usize) -> String {
     format!("the listener of {protocol:?} at {address} on core {core}")
 }
 
@@ -529,6 +481,12 @@ impl Service for PollGroup {
             Message::Listen { address, port, streams, reply } => {
                 let result = self
                     .listen(cx, address, port, streams)
+                    .map_err(|error| TargetError::Listen { address, error });
+                let _ = reply.send((self.core.index, result));
+            }
+            Message::Attend { address, port, streams, reply } => {
+                let result = self
+                    .attend(cx, address, port, &*streams)
                     .map_err(|error| TargetError::Listen { address, error });
                 let _ = reply.send((self.core.index, result));
             }

@@ -159,6 +159,8 @@ pub(crate) struct Slot {
     generation: Generation,
     pub(crate) phase: Phase,
     pub(crate) sqe: Sqe,
+    /// When a command of an I/O queue came, by the clock of the core's turns.
+    pub(crate) came: Option<Instant>,
     /// `None` for admin and Fabrics commands, and for I/O commands that are invalid.
     pub(crate) job: Option<Job>,
     pub(crate) transfer: Transfer,
@@ -200,6 +202,7 @@ impl Slot {
             generation,
             phase,
             sqe: _, // The next command overwrites it.
+            came,
             job,
             transfer,
             in_capsule,
@@ -215,6 +218,7 @@ impl Slot {
         } = self;
         *generation = generation.next();
         *phase = Phase::Free;
+        *came = None;
         *job = None;
         *transfer = Transfer::default();
         *in_capsule = false;

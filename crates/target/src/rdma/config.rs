@@ -34,18 +34,19 @@ pub struct RdmaConfig {
     pub in_capsule_bytes: u32,
     /// Bytes that a command moves.
     pub transfer_bytes: u32,
-    /// Bytes of registered memory for data, besides the capsules of each queue.
+    /// Bytes of registered memory for data, besides the capsules of each queue. The cores share it out: each has a part of
+    /// it, and at least four of the largest transfers.
     pub buffer_bytes: u64,
-    /// Receives that all queue pairs of a listener share, at most; 0: each has its own.
+    /// Receives that all queue pairs of a listener on one core share, at most; 0: each has its own.
     pub shared_receives: u32,
     /// The device reads data of namespaces in memory where they are, without a copy. That memory is then pinned: all of it is
     /// allocated, and deallocated blocks give none of it back. Buffers of the cores are read in place in any case.
     pub reads_regions: bool,
-    /// Queue pairs at a time.
+    /// Queue pairs at a time on each core.
     pub connections: usize,
     /// A host that has taken nothing for this long loses its queue.
     pub stuck_after: Duration,
-    /// Entries of the completion queue: queue pairs whose completions do not fit are refused.
+    /// Entries of the completion queue of each core: queue pairs whose completions do not fit are refused.
     pub completions: u32,
 }
 
@@ -69,6 +70,13 @@ impl RdmaConfig {
         }
     }
 
+    /// Bytes for data that each of so many cores has.
+    pub(super) fn buffer_bytes_of_core(&self, cores: usize) -> u64 {
+        let cores = u64::try_from(cores).unwrap_or(u64::MAX).max(1);
+        let least = u64::from(self.transfer_bytes) * 4;
+        (self.buffer_bytes / cores).max(least.min(self.buffer_bytes))
+    }
+
     pub(super) fn port(&self) -> PortConfig {
         PortConfig {
             grant: GrantLimits {
@@ -88,5 +96,23 @@ impl RdmaConfig {
             establish_within: Duration::from_secs(10),
             drain_within: Duration::from_secs(2),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_share_the_memory_for_data_out() {
+        let config =
+            RdmaConfig { transfer_bytes: 1 << 20, ..RdmaConfig::of(&TargetConfig::default()) };
+        assert_eq!(config.buffer_bytes, 64 << 20);
+        let of = |cores| config.buffer_bytes_of_core(cores) >> 20;
+        assert_eq!([of(0), of(1), of(2), of(16)], [64, 64, 32, 4]);
+        assert_eq!(of(64), 4, "room for four of the largest transfers");
+        // Whoever says less means it.
+        let small = RdmaConfig { buffer_bytes: 3 << 20, ..config };
+        assert_eq!(small.buffer_bytes_of_core(8), 3 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! What a listener has of its device: its queue pairs, and the connections over them.
+//! What one core has of a listener's device: its queue pairs, and the connections over them.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -7,10 +7,14 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use raceline_proto::rdma::{QueueRequest, RejectStatus};
 use raceline_rdma::verbs::{Access, ConnectionId, Provider};
-use raceline_rdma::{Loss, PortCounts, Table, TargetEvent, TargetPort, TargetPortEvent};
+use raceline_rdma::waiting::Given;
+use raceline_rdma::{
+    Asked, Loss, PortCounts, Refusal, Table, TargetEvent, TargetPort, TargetPortEvent,
+};
 use raceline_reactor::io::RecvBuffers;
-use raceline_reactor::{Interest, SendBatch};
+use raceline_reactor::{Interest, IsController, SendBatch};
 
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
@@ -27,18 +31,26 @@ const LINGER: Duration = Duration::from_secs(1);
 const LAST_LINGER: Duration = Duration::from_millis(10);
 /// Connections in the array of [`Table`].
 const LINES_NEAR: usize = 64;
-/// Times that a listener asks the device in a row.
+/// Times that a core asks the device in a row.
 const MAX_PUMPS: usize = 64;
 
-/// A connection that nobody has yet.
+/// A request for a queue that could be granted, on its way to the core that is to have the connection.
 pub(super) struct Arrival {
-    pub(super) id: ConnectionId,
+    id: ConnectionId,
+    /// `None`: the device is one for all cores, and its hub answers.
+    given: Option<Given>,
+    asked: Asked,
     pub(super) peer: SocketAddr,
-    /// Readable when there is something to do.
-    pub(super) bell: UnixStream,
 }
 
-/// The queue pairs of one listener.
+impl Arrival {
+    /// Whether the hub of any core of the device can answer.
+    pub(super) fn is_given(&self) -> bool {
+        self.given.is_some()
+    }
+}
+
+/// The queue pairs of one core.
 pub(super) struct Hub {
     works: Works,
     lines: Table<Line>,
@@ -48,16 +60,29 @@ pub(super) struct Hub {
     checked: Instant,
     /// The listener is gone: the streams poll.
     is_orphaned: bool,
+    /// Requests may go to other cores.
+    gives: bool,
+    /// `None`: nobody knows which controllers there are.
+    controllers: Option<IsController>,
 }
 
 impl Hub {
-    pub(super) fn new(device: Device, config: &RdmaConfig) -> Self {
+    /// For one of so many cores.
+    pub(super) fn new(
+        device: Device,
+        config: &RdmaConfig,
+        cores: usize,
+        controllers: Option<IsController>,
+    ) -> Self {
         // iWARP's RDMA READs write as if they came from the peer, and tell it the buffer's key (RFC 5040, 4.4).
         let open = Access { remote_write: true, ..Access::LOCAL };
         let fetched = if device.capabilities().is_iwarp { open } else { Access::LOCAL };
-        let half = config.buffer_bytes / 2;
+        let half = config.buffer_bytes_of_core(cores) / 2;
+        let gives = device.kin().is_some();
+        let mut port = TargetPort::new(device, config.port());
+        port.hold_requests();
         let works = Works {
-            port: TargetPort::new(device, config.port()),
+            port,
             fetched: Buffers::new(fetched, half),
             given: Buffers::new(Access::LOCAL, half),
             sources: Sources::default(),
@@ -72,6 +97,8 @@ impl Hub {
             closing: Vec::new(),
             checked: Instant::now(),
             is_orphaned: false,
+            gives,
+            controllers,
         }
     }
 
@@ -166,22 +193,26 @@ impl Hub {
 
     fn handle(&mut self, id: ConnectionId, event: TargetPortEvent) {
         match event {
-            TargetPortEvent::Accepted { listener, qid, grant, .. } => {
-                let Ok((near, far)) = bell() else {
-                    tracing::warn!("no descriptors for another RDMA connection");
-                    return self.works.port.close(id, Instant::now());
-                };
-                let peer = self.works.port.provider().peer(id);
+            TargetPortEvent::Asked(asked) => {
+                let device = self.works.port.provider();
                 // A peer without an address counts as one of the listener's own machine.
-                let peer = peer.unwrap_or(SocketAddr::new(listener.ip(), 0));
-                let source = self.works.sources.enter(peer);
-                self.lines.insert(id.0, Line::new((id, source), qid, grant.entries, near));
-                self.arrivals.push_back(Arrival { id, peer, bell: far });
+                let peer = device.peer(id).unwrap_or(SocketAddr::new(asked.listener.ip(), 0));
+                if self.is_orphaned {
+                    // It has come before the listener was gone.
+                    return self.works.port.turn_away(id);
+                }
+                if !self.has_controller_of(&asked) {
+                    let refusal = Refusal::from(RejectStatus::ControllerId);
+                    self.works.port.refuse(id, refusal.status());
+                    return tell_refusal(Some(peer), &refusal);
+                }
+                let device = self.works.port.provider();
+                let given = if self.gives { device.give(id) } else { None };
+                self.arrivals.push_back(Arrival { id, given, asked, peer });
             }
-            TargetPortEvent::Refused { peer, refusal } => {
-                let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
-                tracing::info!(event = "refused", peer, %refusal, "an RDMA queue was refused");
-            }
+            TargetPortEvent::Refused { peer, refusal } => tell_refusal(peer, &refusal),
+            // The hub answers requests.
+            TargetPortEvent::Accepted { .. } => {}
             TargetPortEvent::Queue(event) => match self.lines.get_mut(id.0) {
                 Some(line) => {
                     line.handle(&mut self.works, event);
@@ -196,6 +227,15 @@ impl Hub {
                     self.forget(id);
                 }
             }
+        }
+    }
+
+    /// Whether the controller is there that a host names with its request. Hosts need not name it (Linux before 6.12).
+    fn has_controller_of(&self, asked: &Asked) -> bool {
+        let named = QueueRequest::parse(&asked.private).ok().and_then(|request| request.cntlid);
+        match (named, &self.controllers) {
+            (Some(cntlid), Some(is_there)) => is_there(cntlid.0),
+            _ => true,
         }
     }
 
@@ -250,10 +290,55 @@ impl Hub {
     /// The listener is gone: whom nobody has accepted is refused, and the streams look for themselves.
     pub(super) fn orphan(&mut self) {
         self.is_orphaned = true;
+        self.works.port.stop_listening();
         for arrival in std::mem::take(&mut self.arrivals) {
-            self.close(arrival.id, true);
+            self.turn_away(arrival);
         }
         self.lines.values_mut().for_each(Line::ring);
+    }
+
+    /// Refuses a request, because nobody takes its connection.
+    pub(super) fn turn_away(&mut self, arrival: Arrival) {
+        // One that was given is refused as it is dropped.
+        if arrival.given.is_none() {
+            self.works.port.turn_away(arrival.id);
+            self.settle(Instant::now());
+        }
+    }
+
+    /// Answers a request. Gives the connection, whose stream has the other end of this bell.
+    pub(super) fn take_in(
+        &mut self,
+        arrival: Arrival,
+        bell: UnixStream,
+    ) -> io::Result<ConnectionId> {
+        if self.is_orphaned || self.is_device_gone() {
+            self.turn_away(arrival);
+            return Err(refused("the device is gone"));
+        }
+        let now = Instant::now();
+        let Arrival { id, given, asked, peer } = arrival;
+        let id = match given {
+            Some(given) => self.works.port.provider().take(given).map_err(|error| {
+                tracing::info!(event = "refused", %peer, %error, "an RDMA queue was refused");
+                refused(error)
+            })?,
+            None => id,
+        };
+        match self.works.port.admit(id, &asked, now) {
+            Ok((request, grant)) => {
+                let source = self.works.sources.enter(peer);
+                let line = Line::new((id, source), request.qid, grant.entries, bell);
+                self.lines.insert(id.0, line);
+                self.settle(now);
+                Ok(id)
+            }
+            Err(refusal) => {
+                tell_refusal(Some(peer), &refusal);
+                self.settle(now);
+                Err(refused(refusal))
+            }
+        }
     }
 
     // -------------------------------------------------------------------------- streams
@@ -422,10 +507,11 @@ fn lost() -> io::Error {
     io::ErrorKind::ConnectionReset.into()
 }
 
-/// The two ends of a bell.
-fn bell() -> io::Result<(UnixStream, UnixStream)> {
-    let (near, far) = UnixStream::pair()?;
-    near.set_nonblocking(true)?;
-    far.set_nonblocking(true)?;
-    Ok((near, far))
+fn refused(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionRefused, why)
+}
+
+fn tell_refusal(peer: Option<SocketAddr>, refusal: &Refusal) {
+    let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+    tracing::info!(event = "refused", peer, %refusal, "an RDMA queue was refused");
 }

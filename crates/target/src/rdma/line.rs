@@ -8,29 +8,26 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use raceline_proto::nvme::fabrics::{CATTR_DISABLE_SQ_FLOW, ConnectWords};
-use raceline_proto::nvme::opcode::fabrics;
+use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::{CommandId, Cqe, QueueId, SglDescriptor, Sqe, Status};
 use raceline_proto::rdma::HostData;
 use raceline_proto::tcp::pdu::{
-    C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, CommonHeader, H2cDataPdu, IcReqPdu, IcRespPdu,
-    MIN_MAXH2CDATA, PduType, R2tPdu, flags,
+    C2hDataPdu, CapsuleCmdPdu, CapsuleRespPdu, H2cDataPdu, IcReqPdu, IcRespPdu, MIN_MAXH2CDATA,
+    PduType, R2tPdu, flags,
 };
 use raceline_rdma::verbs::{ConnectionId, Provider as _, Region};
 use raceline_rdma::{CommandToken, Loss, Table, TargetEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, UnsentReader};
 use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::buffers::Buffers;
+use super::pdus::{LEAST_HEADER, MAX_HEADER, common, parse};
 use super::places::Lease;
 use super::sources::SourceId;
 use super::works::Works;
 
-/// Bytes of the longest header.
-const MAX_HEADER: usize = IcReqPdu::LEN;
-/// Bytes of the shortest header that a controller sends.
-const LEAST_HEADER: usize = CapsuleRespPdu::LEN;
 /// Header bytes that are kept after they were read, before their memory is used again.
 const MOST_READ: usize = 16 * 1024;
 /// The tag of a response without data.
@@ -70,6 +67,8 @@ struct Command {
     /// `None`: its data are being fetched.
     token: Option<CommandToken>,
     cid: CommandId,
+    /// An Asynchronous Event Request.
+    is_event: bool,
     /// Bytes in the host's memory.
     len: u32,
     /// TTAG of the R2T.
@@ -98,7 +97,7 @@ enum Expects {
 }
 
 /// The controller's end has said something that it never says: a bug of the target.
-type Broken = &'static str;
+pub(super) type Broken = &'static str;
 
 /// One connection.
 #[derive(Debug)]
@@ -337,8 +336,15 @@ impl Line {
         data: Result<HostData, Status>,
     ) {
         let cid = sqe.command_id();
+        let slot = usize::from(token.slot());
+        if self.is_dropped && works.port.queue(self.id).is_some_and(|queue| queue.loss().is_none())
+        {
+            // Last responses leave. As on a socket that is closed, nobody answers: `abandon` gives the token back.
+            self.commands[slot] = Command { token: Some(token), cid, ..Command::default() };
+            return;
+        }
         let judged = match data {
-            Ok(_) if self.slots.get(cid.0.into()).is_some() => Err((Status::CID_CONFLICT.dnr(), 0)),
+            Ok(_) if self.is_in_use(works, cid) => Err((Status::CID_CONFLICT.dnr(), 0)),
             Ok(data) => self.check_connect(works, &mut sqe).map(|()| data),
             Err(status) => Err((status, 0)),
         };
@@ -347,7 +353,7 @@ impl Line {
             Ok(data) => data,
             Err(refusal) => return self.refuse(works, token, cid, refusal),
         };
-        let slot = token.slot();
+        let is_event = self.qid.is_admin() && sqe.opc == admin::ASYNC_EVENT_REQUEST;
         let capsule = match (&data, works.port.queue(self.id)) {
             (HostData::InCapsule { .. }, Some(queue)) => Some(queue.in_capsule(&token, &data)),
             _ => None,
@@ -361,9 +367,31 @@ impl Line {
         if let Some((capsules, at, len)) = capsule {
             self.pieces.push_back(Piece::Capsule { capsules, at, end: at + len });
         }
-        self.slots.insert(cid.0.into(), slot);
-        self.commands[usize::from(slot)] =
-            Command { token: Some(token), cid, len: data.len(), ..Command::default() };
+        self.slots.insert(cid.0.into(), token.slot());
+        self.commands[slot] =
+            Command { token: Some(token), cid, is_event, len: data.len(), ..Command::default() };
+    }
+
+    /// Whether an identifier is a command's.
+    #[inline]
+    fn is_in_use(&mut self, works: &mut Works, cid: CommandId) -> bool {
+        let known = self.slots.get(cid.0.into()).copied();
+        known.is_some_and(|slot| !self.forgets_event_request(works, slot))
+    }
+
+    /// A command takes the place of an event request: the controller forgets the request, too. Gives whether it was one.
+    #[cold]
+    fn forgets_event_request(&mut self, works: &mut Works, slot: u16) -> bool {
+        let command = &mut self.commands[usize::from(slot)];
+        if command.is_event
+            && let Some(token) = command.token.take()
+            && let Some(queue) = works.port.queue(self.id)
+        {
+            queue.forget(token);
+            self.slots.remove(command.cid.0.into());
+            return true;
+        }
+        false
     }
 
     /// Answers a command that the controller does not get to see.
@@ -767,21 +795,3 @@ impl Line {
 
 /// The answer to commands whose connection ends.
 const ABORTED: (Status, u32) = (Status::ABORT_REQUESTED, 0);
-
-fn common(kind: PduType, flags: u8, data: u32) -> CommonHeader {
-    let hlen = kind.hlen();
-    let plen = (u32::from(hlen) + data).into();
-    CommonHeader {
-        pdu_type: kind.to_wire(),
-        flags,
-        hlen,
-        pdo: if data > 0 { hlen } else { 0 },
-        plen,
-    }
-}
-
-fn parse<T: FromBytes + KnownLayout + Immutable + zerocopy::Unaligned>(
-    header: &[u8],
-) -> Result<&T, Broken> {
-    T::ref_from_bytes(header).map_err(|_| "a header of a wrong length")
-}

@@ -1,4 +1,5 @@
-//! A listener over RDMA: on its device it waits for hosts, and while that is gone for a device with its address.
+//! What a core waits for over RDMA: the news of its connections, and on the core that listens also hosts, and while the device
+//! is gone a device with its address.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,134 +7,132 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
-use std::time::Duration;
 
-use raceline_rdma::device::{NewsSet, Ticks};
-use raceline_rdma::verbs::Provider;
+use raceline_rdma::device::Ticks;
 use raceline_reactor::{Socket, Source, StreamListener};
 
-use super::config::{OpenDevice, RdmaConfig};
-use super::hub::{CHECK_INTERVAL, Hub};
+use super::hub::CHECK_INTERVAL;
+use super::patience::Pauses;
+use super::ports::{Opener, Port, SharedHub, Site};
 use super::streams::{Stream, lock};
 
-/// The time before the first try to open a device again, which doubles from try to try.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest time between two tries.
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// The core that listens, as the target counts them.
+const LISTENING_CORE: usize = 0;
 
-/// What it takes to open the device of a listener.
-pub(super) struct Opener {
-    pub(super) config: RdmaConfig,
-    open: Box<OpenDevice>,
-    /// Where was listened, and what there is of each device. It lives as long as its listener has it, or a connection.
-    hubs: Mutex<Vec<(SocketAddr, Weak<Mutex<Hub>>)>>,
-}
-
-impl Opener {
-    pub(super) fn new(config: RdmaConfig, open: Box<OpenDevice>) -> Self {
-        Self { config, open, hubs: Mutex::default() }
-    }
-
-    /// Those that are alive.
-    pub(super) fn hubs(&self) -> Vec<(SocketAddr, Arc<Mutex<Hub>>)> {
-        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
-        hubs.retain(|(_, hub)| hub.strong_count() > 0);
-        hubs.iter().filter_map(|(address, hub)| Some((*address, hub.upgrade()?))).collect()
-    }
-
-    /// Opens the device that has the address, and listens there.
-    fn hub(&self, address: SocketAddr) -> io::Result<Arc<Mutex<Hub>>> {
-        let mut device = (self.open)(address).map_err(io::Error::other)?;
-        device.listen(address).map_err(io::Error::other)?;
-        let hub = Arc::new(Mutex::new(Hub::new(device, &self.config)));
-        let known = (address, Arc::downgrade(&hub));
-        self.hubs.lock().unwrap_or_else(PoisonError::into_inner).push(known);
-        Ok(hub)
-    }
-}
-
-/// What a listener has.
+/// What a listener of a core does beside its core's connections.
 enum State {
-    /// A device.
-    Listening(Arc<Mutex<Hub>>),
-    /// None: a thread looks for one.
+    /// Nothing: another core listens.
+    Attending,
+    /// It has a device, and listens.
+    Listening,
+    /// It has none: a thread looks for one.
     Searching(Search),
-    /// None, and no thread could be made. It is over with this listener.
+    /// It has none, and no thread could be made. It is over with this listener.
     Ended,
 }
 
-/// A listener.
+/// What a core waits for: requests, if it listens, and the news of its own connections.
 pub(super) struct Listener {
     opener: Arc<Opener>,
     address: SocketAddr,
     state: State,
-    /// Of the device, or of the search for one, and the ticks.
-    news: NewsSet,
+    port: Arc<Port>,
     /// While there are connections: hosts that take nothing are found when nothing else happens.
     ticks: Ticks,
 }
 
 impl Listener {
-    /// Opens the device that has the address, and listens.
+    /// Opens the device that has the address, and listens; or looks for one, as [`super::Patience`] says. It is the first
+    /// core that does.
     pub(super) fn open(opener: &Arc<Opener>, address: SocketAddr) -> io::Result<Self> {
         if address.port() == 0 {
             let text = "a listener for RDMA needs a port: 4420 is the usual one";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let hub = opener.hub(address)?;
-        let news = NewsSet::new()?;
-        news.watch(lock(&hub).news())?;
+        let mut listener = Self::attend(opener, address, LISTENING_CORE)?;
+        let patience = *opener.patience();
+        if !patience.listens_at_once() {
+            tracing::info!(
+                %address,
+                "RDMA listeners do not go over: this one listens when the process before is gone, and its hosts connect anew"
+            );
+            listener.begin_search()?;
+            return Ok(listener);
+        }
+        match opener.listen(address, LISTENING_CORE) {
+            Ok((site, hub)) => {
+                listener.port.put(&site, &hub)?;
+                listener.state = State::Listening;
+            }
+            Err(error) if patience.outlasts(&error) => {
+                tracing::warn!(
+                    %address,
+                    %error,
+                    "an RDMA listener has no device yet; it listens as soon as a device has its address"
+                );
+                listener.begin_search()?;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(listener)
+    }
+
+    /// Waits for the news of another core's connections.
+    pub(super) fn attend(
+        opener: &Arc<Opener>,
+        address: SocketAddr,
+        core: usize,
+    ) -> io::Result<Self> {
+        let port = Port::open(opener, address, core)?;
         let ticks = Ticks::new(CHECK_INTERVAL)?;
-        news.watch(ticks.as_fd())?;
+        port.news.watch(ticks.as_fd())?;
         let opener = Arc::clone(opener);
-        Ok(Self { opener, address, state: State::Listening(hub), news, ticks })
+        Ok(Self { opener, address, state: State::Attending, port, ticks })
+    }
+
+    fn begin_search(&mut self) -> io::Result<()> {
+        let search = Search::begin(&self.opener, self.address, self.port.core())?;
+        self.port.news.watch(search.bell.as_fd())?;
+        self.state = State::Searching(search);
+        Ok(())
     }
 
     /// Leaves the device to the connections that it still has, and looks for another one.
-    fn lose(&mut self) {
-        let State::Listening(hub) = &self.state else { return };
-        let mut hub = lock(hub);
-        let address = self.address;
-        let (name, ..) = hub.counts();
+    fn lose(&mut self, hub: &SharedHub) {
+        let (address, core) = (self.address, self.port.core());
+        let (device, ..) = lock(hub).counts();
+        self.port.leave();
+        if matches!(self.state, State::Attending) {
+            tracing::debug!(%address, core, device, "the RDMA device of a core is gone");
+            return;
+        }
         tracing::warn!(
             %address,
-            device = name,
+            device,
             "the RDMA device of a listener is gone; it listens again as soon as a device has its address"
         );
-        // Nobody waits for the device any longer. An error means that nobody did.
-        let _ = self.news.forget(hub.news());
-        hub.orphan();
-        drop(hub);
         self.search();
     }
 
     fn search(&mut self) {
-        let begun = Search::begin(&self.opener, self.address).and_then(|search| {
-            self.news.watch(search.bell.as_fd())?;
-            Ok(search)
-        });
-        self.state = match begun {
-            Ok(search) => State::Searching(search),
-            Err(error) => {
-                let address = self.address;
-                tracing::error!(%address, %error, "an RDMA listener has ended: remove it and add it again");
-                State::Ended
-            }
-        };
+        if let Err(error) = self.begin_search() {
+            let address = self.address;
+            tracing::error!(%address, %error, "an RDMA listener has ended: remove it and add it again");
+            self.state = State::Ended;
+        }
     }
 
     /// Takes what the search has found. False when it goes on.
     fn take_found(&mut self) -> bool {
         let State::Searching(search) = &self.state else { return false };
-        let Some(hub) = take(&search.found) else { return false };
+        let Some((site, hub)) = take(&search.found) else { return false };
         let address = self.address;
-        let watched = self.news.watch(lock(&hub).news());
-        match watched {
+        match self.port.put(&site, &hub) {
             Ok(()) => {
                 let (name, ..) = lock(&hub).counts();
                 // As loud as the loss: whoever has seen that looks for this.
                 tracing::warn!(%address, device = name, "an RDMA listener has a device again");
-                self.state = State::Listening(hub);
+                self.state = State::Listening;
                 true
             }
             Err(error) => {
@@ -150,23 +149,35 @@ impl StreamListener for Listener {
     fn accept(&mut self) -> io::Result<Socket> {
         self.ticks.take();
         loop {
-            if let State::Listening(hub) = &self.state {
+            if let Some((site, hub)) = self.port.hub() {
                 let (arrival, is_gone, has_lines) = {
-                    let mut locked = lock(hub);
+                    let mut locked = lock(&hub);
                     (locked.accept(), locked.is_device_gone(), locked.has_lines())
                 };
                 if let Err(error) = self.ticks.want(has_lines && !is_gone) {
                     tracing::warn!(%error, "an RDMA listener has no timer");
                 }
-                if let Some(arrival) = arrival.filter(|_| !is_gone) {
+                if let Some(arrival) = arrival {
+                    if is_gone {
+                        // It has come before its device was gone, which waits for the end of all connections.
+                        lock(&hub).turn_away(arrival);
+                        continue;
+                    }
                     let peer = arrival.peer;
-                    let stream = Stream::new(Arc::clone(hub), arrival);
-                    return Ok(Socket::provided(Box::new(stream), self.address, peer));
+                    match Stream::new(&hub, site, arrival) {
+                        Ok(stream) => {
+                            return Ok(Socket::provided(Box::new(stream), self.address, peer));
+                        }
+                        Err(error) => {
+                            tracing::warn!(%peer, %error, "no descriptors for another RDMA connection");
+                            continue;
+                        }
+                    }
                 }
                 if !is_gone {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
-                self.lose();
+                self.lose(&hub);
             }
             if !self.take_found() {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -179,22 +190,25 @@ impl StreamListener for Listener {
     }
 
     fn source(&self) -> Source<'_> {
-        Source::descriptor(self.news.as_fd())
+        Source::descriptor(self.port.news.as_fd())
+    }
+
+    fn stop(&mut self) {
+        self.state = State::Ended;
+        self.port.close();
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let State::Listening(hub) = &self.state {
-            lock(hub).orphan();
-        }
+        self.stop();
     }
 }
 
 /// Where a search puts what it has found.
-type Found = Mutex<Option<Arc<Mutex<Hub>>>>;
+type Found = Mutex<Option<(Arc<Site>, SharedHub)>>;
 
-fn take(found: &Found) -> Option<Arc<Mutex<Hub>>> {
+fn take(found: &Found) -> Option<(Arc<Site>, SharedHub)> {
     found.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
@@ -208,13 +222,13 @@ struct Search {
 }
 
 impl Search {
-    fn begin(opener: &Arc<Opener>, address: SocketAddr) -> io::Result<Self> {
+    fn begin(opener: &Arc<Opener>, address: SocketAddr, core: usize) -> io::Result<Self> {
         let found = Arc::new(Found::default());
         let (near, bell) = UnixStream::pair()?;
         let (opener, sought) = (Arc::clone(opener), Arc::downgrade(&found));
         let thread = std::thread::Builder::new()
             .name("rdma-search".to_owned())
-            .spawn(move || search(&opener, address, &sought, near))?;
+            .spawn(move || search(&opener, (address, core), &sought, near))?;
         Ok(Self { found, thread: thread.thread().clone(), bell })
     }
 }
@@ -227,31 +241,39 @@ impl Drop for Search {
 }
 
 /// Tries until there is a device, or nobody looks for it any longer. The bell rings when it is dropped.
-fn search(opener: &Opener, address: SocketAddr, sought: &Weak<Found>, bell: UnixStream) {
-    let mut pause = FIRST_PAUSE;
+fn search(
+    opener: &Arc<Opener>,
+    (address, core): (SocketAddr, usize),
+    sought: &Weak<Found>,
+    bell: UnixStream,
+) {
+    let mut pauses = Pauses::default();
     let mut known = String::new();
     loop {
-        std::thread::park_timeout(pause);
+        std::thread::park_timeout(pauses.next(*opener.patience()));
         if sought.strong_count() == 0 {
             return;
         }
-        match opener.hub(address) {
-            Ok(hub) => {
-                if let Some(found) = sought.upgrade() {
-                    *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(hub);
+        if !opener.patience().listens_at_once() {
+            continue;
+        }
+        match opener.listen(address, core) {
+            Ok(found) => {
+                if let Some(place) = sought.upgrade() {
+                    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
                 }
                 drop(bell);
                 return;
             }
             // Each reason is told once.
             Err(error) => {
-                let error = error.to_string();
+                let (kind, error) = (error.kind(), error.to_string());
+                pauses.note(kind);
                 if error != known {
                     tracing::warn!(%address, error, "an RDMA listener has no device");
                     known = error;
                 }
             }
         }
-        pause = (pause * 2).min(LAST_PAUSE);
     }
 }

@@ -13,12 +13,14 @@ use raceline_rdma::verbs::{ConnectionId, ProviderError};
 use raceline_rdma::waiting::WaitingDevice;
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{
-    ByteStream, Interest, SendBatch, Socket, Source, StreamListener, StreamProvider,
+    ByteStream, Interest, IsController, SendBatch, Socket, Source, StreamListener, StreamProvider,
 };
 
 use super::config::RdmaConfig;
 use super::hub::{Arrival, Hub};
-use super::listener::{Listener, Opener};
+use super::listener::Listener;
+use super::patience::Patience;
+use super::ports::{Opener, SharedHub, Site};
 
 /// Carries the connections of NVMe/RDMA listeners ([`crate::Entrance::streams`]). Each listener opens the device that has
 /// its address.
@@ -26,14 +28,16 @@ pub struct RdmaStreams {
     opener: Arc<Opener>,
 }
 
-/// What a listener's device has done.
+/// What a listener's device has done for one core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDeviceStats {
     /// The listener.
     pub address: SocketAddr,
+    /// The core, as the target counts them.
+    pub core: usize,
     /// The device's name.
     pub name: String,
-    /// Counts since the listener has opened it.
+    /// Counts since the core has opened it.
     pub counts: PortCounts,
     /// Responses whose data the device has read where they were, without a copy.
     pub in_place: u64,
@@ -45,7 +49,7 @@ impl RdmaStreams {
     pub fn new(config: RdmaConfig) -> Self {
         let completions = config.completions;
         Self::over(config, move |address| {
-            RdmaDevice::open(address.ip(), completions).map(|device| Box::new(device) as _)
+            RdmaDevice::open(address, completions).map(|device| Box::new(device) as _)
         })
     }
 
@@ -60,12 +64,19 @@ impl RdmaStreams {
         Self { opener: Arc::new(Opener::new(config, Box::new(open))) }
     }
 
-    /// What the devices have done of listeners that are there, or still have connections.
+    /// What listeners do from now on that cannot listen at once. Those that wait for the process before listen as soon as
+    /// this is anything else than [`Patience::ForPredecessor`].
+    pub fn set_patience(&self, patience: Patience) {
+        *self.opener.patience() = patience;
+    }
+
+    /// What the devices have done of listeners that are there, or still have connections, core by core. A core opens the
+    /// device when it gets its first connection.
     #[must_use]
     pub fn devices(&self) -> Vec<RdmaDeviceStats> {
-        let stats = |(address, hub): (SocketAddr, Arc<Mutex<Hub>>)| {
+        let stats = |(address, core, hub): (SocketAddr, usize, SharedHub)| {
             let (name, counts, in_place) = lock(&hub).counts();
-            RdmaDeviceStats { address, name, counts, in_place }
+            RdmaDeviceStats { address, core, name, counts, in_place }
         };
         self.opener.hubs().into_iter().map(stats).collect()
     }
@@ -92,8 +103,21 @@ impl StreamProvider for RdmaStreams {
         true
     }
 
+    fn know_controllers(&self, address: SocketAddr, is_there: IsController) {
+        self.opener.know_controllers(address, is_there);
+    }
+
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
         Some(Listener::open(&self.opener, address).map(|listener| Box::new(listener) as Box<_>))
+    }
+
+    fn attend(
+        &self,
+        address: SocketAddr,
+        core: usize,
+    ) -> Option<io::Result<Box<dyn StreamListener>>> {
+        let listener = Listener::attend(&self.opener, address, core);
+        Some(listener.map(|listener| Box::new(listener) as Box<_>))
     }
 }
 
@@ -101,22 +125,65 @@ pub(super) fn lock(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
     hub.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One connection.
+/// A request that waits for its core.
+struct Pending {
+    arrival: Arrival,
+    site: Arc<Site>,
+    /// The connection's end.
+    bell: UnixStream,
+}
+
+/// One connection. It stays with the hub of the core on which it was first tried.
 pub(super) struct Stream {
-    hub: Arc<Mutex<Hub>>,
+    /// While the request waits, that of the core that listens.
+    hub: SharedHub,
     id: ConnectionId,
     bell: UnixStream,
     is_open: bool,
+    pending: Option<Box<Pending>>,
 }
 
 impl Stream {
-    pub(super) fn new(hub: Arc<Mutex<Hub>>, arrival: Arrival) -> Self {
-        Self { hub, id: arrival.id, bell: arrival.bell, is_open: true }
+    /// For a request that came to this hub. Without descriptors, the request is refused.
+    pub(super) fn new(hub: &SharedHub, site: Arc<Site>, arrival: Arrival) -> io::Result<Self> {
+        let pair = UnixStream::pair().and_then(|(near, far)| {
+            near.set_nonblocking(true)?;
+            far.set_nonblocking(true)?;
+            Ok((near, far))
+        });
+        match pair {
+            Ok((near, far)) => Ok(Self {
+                hub: Arc::clone(hub),
+                id: ConnectionId::NOBODY,
+                bell: far,
+                is_open: true,
+                pending: Some(Box::new(Pending { arrival, site, bell: near })),
+            }),
+            Err(error) => {
+                lock(hub).turn_away(arrival);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the hub of this core answer the request.
+    #[cold]
+    fn settle(&mut self, pending: Pending) -> io::Result<()> {
+        let Pending { arrival, site, bell } = pending;
+        if arrival.is_given() {
+            // One that finds no hub is refused as it is dropped.
+            self.hub = site.hub_here()?;
+        }
+        self.id = lock(&self.hub).take_in(arrival, bell)?;
+        Ok(())
     }
 }
 
 impl ByteStream for Stream {
     fn advance(&mut self) -> io::Result<()> {
+        if let Some(pending) = self.pending.take() {
+            self.settle(*pending)?;
+        }
         lock(&self.hub).begin(self.id, &mut self.bell)
     }
 
@@ -143,6 +210,9 @@ impl ByteStream for Stream {
     }
 
     fn close(&mut self, reset: bool) {
+        if let Some(pending) = self.pending.take() {
+            lock(&self.hub).turn_away(pending.arrival);
+        }
         if std::mem::take(&mut self.is_open) {
             lock(&self.hub).close(self.id, reset);
         }

@@ -218,6 +218,11 @@ impl Controllers {
         }
     }
 
+    /// Whether any subsystem has a controller of this number.
+    pub(crate) fn has_any(&self, id: ControllerId) -> bool {
+        self.subsystems.values().any(|numbers| numbers.used.contains_key(&id.0))
+    }
+
     /// Where a subsystem's controller lives.
     pub(crate) fn place(&self, id: ControllerId, subsystem: &Nqn) -> Option<Place> {
         self.entry(id, subsystem).map(|entry| entry.place)

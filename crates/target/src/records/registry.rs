@@ -298,6 +298,11 @@ impl Shared {
         self.lock().controllers.forget(subsystem);
     }
 
+    /// Whether any subsystem has a controller of this number.
+    pub(crate) fn has_controller(&self, id: ControllerId) -> bool {
+        self.lock().controllers.has_any(id)
+    }
+
     /// Where a subsystem's controller lives.
     pub(crate) fn find_controller(&self, id: ControllerId, subsystem: &Nqn) -> Option<Home> {
         let place = self.lock().controllers.place(id, subsystem)?;

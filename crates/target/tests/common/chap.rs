@@ -11,7 +11,8 @@ use raceline_proto::nvme::{ControllerId, QueueId, Status};
 use raceline_target::{HostAccess, SubsystemConfig, Target, TargetConfig};
 
 use super::{
-    Answer, RawHost, Wants, config, eventually, host_nqn, namespace, nqn, ram, status, subsystem,
+    Answer, RawHost, Wants, config, eventually, host_nqn, listen, namespace, nqn, ram, status,
+    subsystem,
 };
 
 /// ATR in DW0 of Connect's response.
@@ -32,7 +33,7 @@ pub fn guarded_by(config: TargetConfig, keys: Keys) -> (Target, SocketAddr) {
     target.add_subsystem(SubsystemConfig { hosts, ..subsystem() }).unwrap();
     target.add_namespace(&nqn(), namespace(ram("1M"))).unwrap();
     target.set_host_keys(&nqn(), &host_nqn(), Some(keys)).unwrap();
-    let address = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listen(&target);
     (target, address)
 }
 

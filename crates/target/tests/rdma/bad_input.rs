@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::opcode::io;
-use raceline_proto::nvme::{QueueId, Sqe};
+use raceline_proto::nvme::{ControllerId, QueueId, Sqe};
 use raceline_proto::rdma::{QueueRequest, RejectData, RejectStatus};
 use raceline_rdma::fake::{FakeDevice, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
@@ -87,7 +87,7 @@ pub(super) fn ask(
     address: SocketAddr,
     private: &[u8],
 ) -> (ConnectionId, Event) {
-    let id = device.resolve(address).unwrap();
+    let id = device.resolve(address, None).unwrap();
     assert_eq!(event(device), Event::Resolved(id));
     let pair = PairConfig { sends: 64, receives: 64, shares_receives: false, inline_bytes: 64 };
     device.create_pair(id, &pair).unwrap();
@@ -122,6 +122,38 @@ fn private_data_of_every_length() {
             }
             device.destroy(id);
         }
+        scene.goes_on();
+        scene.end();
+    }
+}
+
+#[test]
+fn a_queue_of_a_controller_that_is_not_there_is_refused() {
+    for mut scene in Scene::of_each_profile(Duration::ZERO) {
+        let mut device = scene.fabric.network.add_device();
+        let mut host = Host::new(&scene.fabric, scene.rdma);
+        let (admin, cntlid) = host.admin(&nqn(), 0);
+        let mut reject = |qid, cntlid| {
+            let request = QueueRequest { qid: QueueId(qid), receives: 32, entries: 32, cntlid };
+            let (id, answer) = ask(&mut device, scene.rdma, &request.to_bytes());
+            device.destroy(id);
+            match answer {
+                Event::Rejected { reason: Rejection::Consumer(data), .. } => {
+                    Some(RejectData::parse(&data).unwrap())
+                }
+                Event::Established { .. } => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        let unknown = Some(ControllerId(cntlid.0 ^ 0x4000));
+        assert_eq!(reject(1, unknown), Some(RejectStatus::ControllerId));
+        assert_eq!(reject(1, Some(cntlid)), None);
+        assert_eq!(reject(1, None), None, "a host need not say it");
+        assert_eq!(reject(0, unknown), None, "an admin queue has no controller yet");
+        host.close(admin);
+        eventually("the controller has ended", || scene.target.stats().controllers == 1);
+        assert_eq!(reject(1, Some(cntlid)), Some(RejectStatus::ControllerId));
+        drop(host);
         scene.goes_on();
         scene.end();
     }
@@ -229,7 +261,7 @@ fn a_storm_of_requests() {
     let address = scene.rdma;
     for n in 0..600u16 {
         let request = QueueRequest { qid: QueueId(n % 3), receives: 32, entries: 32, cntlid: None };
-        let config = ConnectConfig { address, request, capsule_len: 64 };
+        let config = ConnectConfig { address, source: None, request, capsule_len: 64 };
         let id = host.port.connect(config, Instant::now()).unwrap();
         // Some leave before they are answered, some never say Connect, some leave at once.
         if n % 3 == 0 {

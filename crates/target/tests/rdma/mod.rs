@@ -3,9 +3,17 @@
 
 mod attacks;
 mod bad_input;
+mod by_hand;
+mod cores;
 mod host;
 mod in_place;
+mod lines;
+mod lines_by_seed;
+mod lost_queue;
 mod removal;
+#[path = "../../../rdma/tests/pairs/wild.rs"]
+#[allow(dead_code, reason = "the tests of the crate use the rest of it")]
+mod wild;
 
 use std::time::Duration;
 
@@ -133,9 +141,9 @@ fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
         assert_eq!(queues.len(), 4, "{queues:?}");
         assert_eq!(queues.iter().filter(|queue| queue.is_rdma).count(), 2, "{queues:?}");
         assert!(queues.iter().all(|queue| queue.is_rdma == (queue.local == rdma)));
-        let by_address = target.queues_by_address();
-        assert_eq!(by_address.get(&(rdma, true)), Some(&2), "{by_address:?}");
-        assert_eq!(by_address.values().sum::<usize>(), 4, "{by_address:?}");
+        let by_address = target.by_address();
+        assert_eq!(by_address.get(&(rdma, true)).map(|it| it.queues), Some(2), "{by_address:?}");
+        assert_eq!(by_address.values().map(|it| it.queues).sum::<usize>(), 4, "{by_address:?}");
         assert!(by_address.keys().all(|(local, is_rdma)| *is_rdma == (*local == rdma)));
         let group = target.poll_groups()[0];
         assert_eq!((group.rdma.admin_queues, group.rdma.io_queues), (1, 1));

@@ -2,15 +2,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use raceline_bdev::{InjectBdev, Injected, Injection, OpKind};
 use raceline_proto::nvme::Status;
+use raceline_proto::nvme::opcode::io;
+use raceline_rdma::HostTransfer;
 use raceline_rdma::fake::NetworkConfig;
+use raceline_target::{Patience, Target, TargetError};
 
 use super::host::{Fabric, Host};
 use super::{each_kind, nobody_is_left, write_and_read};
-use crate::common::{RawHost, Wants, config, eventually, nqn, pattern, status};
+use crate::common::{
+    RawHost, Wants, block_sqe, config, eventually, namespace, nqn, pattern, ram, status, subsystem,
+};
 
 const OTHER: &str = "127.0.0.2:4420";
 
@@ -99,7 +106,7 @@ fn a_listener_that_looks_for_a_device_can_be_removed() {
     let tries = fabric.tries.load(Ordering::Relaxed);
     let (mut host, [admin, queue]) = host(&fabric, rdma);
     let start = Instant::now();
-    while start.elapsed() < std::time::Duration::from_secs(3) {
+    while start.elapsed() < Duration::from_secs(3) {
         write_and_read(&mut host, queue, 0, 4096);
     }
     assert_eq!(fabric.tries.load(Ordering::Relaxed), tries, "somebody still looks");
@@ -108,4 +115,123 @@ fn a_listener_that_looks_for_a_device_can_be_removed() {
     nobody_is_left(&target);
     target.shutdown().unwrap();
     fabric.end();
+}
+
+/// A target without listeners.
+fn bare_target() -> Target {
+    let target = Target::start(config(1)).unwrap();
+    target.add_subsystem(subsystem()).unwrap();
+    target.add_namespace(&nqn(), namespace(ram("16M"))).unwrap();
+    target
+}
+
+#[test]
+fn the_listener_of_a_successor_waits_for_the_process_before() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let (before, _, rdma) = fabric.target(config(1));
+    let (mut old, _) = host(&fabric, rdma);
+    let after = bare_target();
+    let streams = fabric.streams(&config(1));
+    streams.set_patience(Patience::ForPredecessor);
+    let tries = fabric.tries.load(Ordering::Relaxed);
+    after.add_listener_with(rdma, Some(streams.clone() as _)).unwrap();
+    // The process before serves, and may go on for ever: nobody takes its address.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(fabric.tries.load(Ordering::Relaxed), tries, "it does not even try");
+    assert!(old.losses.is_empty());
+
+    before.shutdown().unwrap();
+    old.until("the loss of both queues", |host| (host.losses.len() == 2).then_some(()));
+    listens(&fabric, rdma, false);
+    streams.set_patience(Patience::None);
+    let since = Instant::now();
+    listens(&fabric, rdma, true);
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    let (mut new, [admin, queue]) = host(&fabric, rdma);
+    new.close(queue);
+    new.close(admin);
+    nobody_is_left(&after);
+    after.shutdown().unwrap();
+    fabric.end();
+}
+
+#[test]
+fn a_listener_that_is_restored_waits_for_its_device() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let target = bare_target();
+    let streams = fabric.streams(&config(1));
+    let rdma: SocketAddr = "127.0.0.1:4420".parse().unwrap();
+    fabric.are_devices_away.store(true, Ordering::Relaxed);
+    let listen = || target.add_listener_with(rdma, Some(streams.clone() as _));
+    let error = listen().unwrap_err().to_string();
+    assert!(error.contains("no device has the address"), "a client asks again itself: {error}");
+    streams.set_patience(Patience::ForDevice);
+    listen().unwrap();
+    listens(&fabric, rdma, false);
+    fabric.are_devices_away.store(false, Ordering::Relaxed);
+    listens(&fabric, rdma, true);
+    let (mut host, [admin, queue]) = host(&fabric, rdma);
+    host.close(queue);
+    host.close(admin);
+    nobody_is_left(&target);
+    target.shutdown().unwrap();
+    fabric.end();
+}
+
+/// The kernel may still take down what a killed process had.
+#[test]
+fn after_a_restart_an_address_may_be_in_use_for_a_moment() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let (before, _, rdma) = fabric.target(config(1));
+    let target = bare_target();
+    let streams = fabric.streams(&config(1));
+    streams.set_patience(Patience::ForDevice);
+    let listen = || target.add_listener_with(rdma, Some(streams.clone() as _));
+    match listen() {
+        Err(TargetError::Listen { error, .. }) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        before.shutdown().unwrap();
+    });
+    assert_eq!(Target::listen_after_restart(listen).unwrap(), rdma);
+    ending.join().unwrap();
+    listens(&fabric, rdma, true);
+    target.shutdown().unwrap();
+    fabric.end();
+}
+
+/// Its connections may take their time to end: they keep the device, but not the address.
+#[test]
+fn an_address_is_free_when_its_listener_is_removed() {
+    each_kind(|config, network| {
+        let fabric = Fabric::new(network);
+        let streams = fabric.streams(&config);
+        let (device, control) = InjectBdev::new(ram("16M"));
+        let (target, _, rdma) = fabric.target_of(config, streams.clone(), Arc::new(device));
+        for _ in 0..3 {
+            let (mut held, [_, queue]) = host(&fabric, rdma);
+            let injection = Injection { what: Injected::Held, count: 1, depth: 0 };
+            control.inject(OpKind::Read, injection);
+            let read = block_sqe(io::READ, 1, 0, 8);
+            let block = held.block(0, 4096);
+            held.submit(queue, &read, HostTransfer::Keyed { block, invalidate: false });
+            // It is at the device when a later command is answered.
+            let flush = block_sqe(io::FLUSH, 1, 0, 1);
+            assert!(held.command(queue, &flush, 0, 0).status.is_success());
+            target.remove_listener(rdma).unwrap();
+            target.add_listener_with(rdma, Some(streams.clone() as _)).unwrap();
+            let (mut next, [admin, queue]) = host(&fabric, rdma);
+            control.resume();
+            held.until("the loss of both", |host| (host.losses.len() == 2).then_some(()));
+            next.close(queue);
+            next.close(admin);
+        }
+        nobody_is_left(&target);
+        target.shutdown().unwrap();
+        fabric.end();
+    });
 }

@@ -44,9 +44,13 @@ fn only_what_outlives_a_process_is_recovered() {
     let config = config("ram:1M");
     let mut device = config.device.info();
     let recovery = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
-    assert_eq!(asked(&config, &device, false).features & recovery, 0);
+    let copied = Err(Reason::Kernel);
+    assert_eq!(asked(&config, &device, false, copied).features & recovery, 0);
     device.reads_in_place = false;
-    let info = asked(&config, &device, true);
+    let info = asked(&config, &device, true, copied);
+    let pages = feature::AUTO_BUF_REG | feature::USER_COPY;
+    assert_eq!(info.features & pages, 0);
+    assert_eq!(asked(&config, &device, true, Ok(())).features, info.features | pages);
     assert_eq!(info.features & recovery, recovery);
     assert_eq!(info.features & feature::UPDATE_SIZE, feature::UPDATE_SIZE);
     assert_eq!((info.id, info.queues, info.depth), (u32::MAX, 1, DEFAULT_DEPTH));

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+
 use raceline_bdev::{BdevError, Done, Op, Request};
 use raceline_reactor::ublk::UblkDescriptor;
 use raceline_reactor::{IoBuf, Payload};
 
 use crate::plan::Facts;
-use crate::queue::Queue;
+use crate::queue::{Copier, Data, Ended, Queue};
 
 pub(crate) const BYTES: u64 = 1 << 20;
 const MAX_IO: u32 = 16 << 10;
@@ -21,11 +25,53 @@ pub(crate) const FACTS: Facts = Facts {
     discards: true,
 };
 
+/// How the data of requests go, see [`Data`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Mapped,
+    Copied,
+    Pages,
+}
+
+/// The pages of each tag's request, which the kernel, the device and who copies have in common.
+type Pages = Rc<RefCell<Vec<Vec<u8>>>>;
+
+/// Copies from and to the pages, unless the kernel refuses that.
+struct ModelCopier {
+    pages: Pages,
+    fails: Rc<Cell<bool>>,
+}
+
+impl ModelCopier {
+    fn check(&self) -> io::Result<()> {
+        if self.fails.get() { Err(io::Error::other("refused")) } else { Ok(()) }
+    }
+}
+
+impl Copier for ModelCopier {
+    fn take(&mut self, tag: u16, buf: &mut [u8]) -> io::Result<()> {
+        self.check()?;
+        buf.copy_from_slice(&self.pages.borrow()[usize::from(tag)][..buf.len()]);
+        Ok(())
+    }
+
+    fn give(&mut self, tag: u16, data: &[u8]) -> io::Result<()> {
+        self.check()?;
+        self.pages.borrow_mut()[usize::from(tag)][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+}
+
 /// A device of zeroes and bytes, which may be unable to zero, and may fail.
 pub(crate) struct Device {
     pub(crate) bytes: Vec<u8>,
     zeroes: bool,
     pub(crate) fails: bool,
+    /// Data in pages are refused.
+    pub(crate) refuses: bool,
+    /// Requests whose data were in pages, and were moved.
+    pub(crate) moved: usize,
+    pages: Pages,
     /// Writes that had to be on stable media, and flushes.
     pub(crate) durable: usize,
     pub(crate) flushes: usize,
@@ -35,7 +81,13 @@ impl Device {
     /// A device of that many bytes.
     pub(crate) fn new(bytes: u64, zeroes: bool) -> Self {
         let bytes = vec![0; usize::try_from(bytes).unwrap()];
-        Self { bytes, zeroes, fails: false, durable: 0, flushes: 0 }
+        let (fails, refuses, pages) = (false, false, Pages::default());
+        Self { bytes, zeroes, fails, refuses, moved: 0, pages, durable: 0, flushes: 0 }
+    }
+
+    /// A device that takes the pages of this kernel's requests.
+    pub(crate) fn under(kernel: &Kernel, bytes: u64, zeroes: bool) -> Self {
+        Self { pages: Rc::clone(&kernel.pages), ..Self::new(bytes, zeroes) }
     }
 
     /// Carries out a request, which must be inside of the device.
@@ -54,6 +106,23 @@ impl Device {
                 self.bytes[at(offset)..at(offset) + data.len()].copy_from_slice(&data);
                 let len = data.len();
                 Some(Payload::Shared(data, 0..len))
+            }
+            Op::ReadPages { .. } | Op::WritePages { .. } if self.refuses => {
+                result = Err(BdevError::NotSupported);
+                None
+            }
+            Op::ReadPages { offset, len, tag } => {
+                self.moved += 1;
+                self.pages.borrow_mut()[usize::from(tag)][..len]
+                    .copy_from_slice(&self.bytes[at(offset)..at(offset) + len]);
+                None
+            }
+            Op::WritePages { offset, len, tag, fua } => {
+                self.moved += 1;
+                self.durable += usize::from(fua);
+                self.bytes[at(offset)..at(offset) + len]
+                    .copy_from_slice(&self.pages.borrow()[usize::from(tag)][..len]);
+                None
             }
             Op::Flush => {
                 self.flushes += 1;
@@ -80,16 +149,36 @@ impl Device {
 /// What the kernel has of each tag.
 pub(crate) struct Kernel {
     facts: Facts,
+    mode: Mode,
+    pages: Pages,
+    /// It refuses to copy from and to pages.
+    pub(crate) refuses: Rc<Cell<bool>>,
     pub(crate) queue: Queue,
     pub(crate) buffers: Vec<Option<IoBuf>>,
     pub(crate) results: Vec<Option<i32>>,
+    /// What has ended, to be counted.
+    pub(crate) ended: Vec<Ended>,
 }
 
 impl Kernel {
     pub(crate) fn new(facts: Facts, depth: u16) -> Self {
+        Self::with(facts, depth, Mode::Mapped)
+    }
+
+    pub(crate) fn with(facts: Facts, depth: u16, mode: Mode) -> Self {
+        let most = usize::try_from(facts.max_io_bytes).unwrap();
+        let pages = Rc::new(RefCell::new(vec![vec![0xDD; most]; depth.into()]));
+        let refuses = Rc::<Cell<bool>>::default();
+        let copier = ModelCopier { pages: Rc::clone(&pages), fails: Rc::clone(&refuses) };
+        let data = match mode {
+            Mode::Mapped => Data::Mapped,
+            Mode::Copied => Data::Copied(Box::new(copier)),
+            Mode::Pages => Data::Pages(Box::new(copier)),
+        };
         let buffers = (0..depth).map(|_| None).collect();
         let results = vec![None; depth.into()];
-        let mut kernel = Self { facts, queue: Queue::new(facts, depth), buffers, results };
+        let (queue, ended) = (Queue::new(facts, depth, data), Vec::new());
+        let mut kernel = Self { facts, mode, pages, refuses, queue, buffers, results, ended };
         kernel.collect();
         assert!(kernel.results.iter().all(Option::is_none));
         kernel
@@ -111,16 +200,31 @@ impl Kernel {
         let Some(mut buf) = self.buffers[usize::from(tag)].take() else { return false };
         self.results[usize::from(tag)] = None;
         buf.set_len(buf.capacity());
-        buf[..data.len()].copy_from_slice(data);
-        self.queue.handle_fetched(tag, Ok(asked), buf);
+        if self.mode == Mode::Mapped {
+            buf[..data.len()].copy_from_slice(data);
+        } else {
+            // Nothing of an earlier request is there.
+            let page = &mut self.pages.borrow_mut()[usize::from(tag)];
+            page.fill(0xDD);
+            page[..data.len()].copy_from_slice(data);
+        }
+        self.ended.extend(self.queue.handle_fetched(tag, Ok(asked), buf));
         true
+    }
+
+    /// What a read that was answered has given.
+    pub(crate) fn data(&self, tag: u16, len: usize) -> Vec<u8> {
+        match self.mode {
+            Mode::Mapped => self.buffers[usize::from(tag)].as_ref().unwrap()[..len].to_vec(),
+            Mode::Copied | Mode::Pages => self.pages.borrow()[usize::from(tag)][..len].to_vec(),
+        }
     }
 
     /// Has the device carry out all that is asked of it.
     pub(crate) fn run(&mut self, device: &mut Device) {
         while let Some(request) = self.queue.poll_request() {
             let done = device.run(request);
-            self.queue.handle_done(done);
+            self.ended.extend(self.queue.handle_done(done));
         }
         self.collect();
     }

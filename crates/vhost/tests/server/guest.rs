@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
+use raceline_bdev::{DeviceSpec, DiskTotals, Identity, SharedBdev};
 use raceline_vhost::{Server, ServerConfig};
 use vhost::vhost_user::message::{
-    VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
@@ -68,6 +68,11 @@ impl Bed {
 
     pub(crate) fn server(&self) -> &Server {
         self.server.as_ref().unwrap()
+    }
+
+    /// What it has done.
+    pub(crate) fn totals(&self) -> DiskTotals {
+        self.server.as_ref().unwrap().totals()
     }
 
     pub(crate) fn stop(mut self) {
@@ -224,6 +229,8 @@ impl Guest {
     pub(crate) fn prepare(path: &Path, manner: Manner) -> Self {
         let mut front = connect(path, manner.queues);
         agree(&mut front, manner);
+        // As QEMU does once, and not when it connects again.
+        front.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).unwrap();
         let counters = || (0..manner.queues).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         Self {
             front,

@@ -8,6 +8,7 @@ mod restart;
 mod spy;
 
 use guest::{Bed, DATA, DISCARD, FLUSH, Guest, IDENTIFY, READ, USUAL, WRITE, ZEROES};
+use raceline_bdev::DiskTotals;
 use raceline_reactor::Backend;
 use vhost::vhost_user::VhostUserFrontend as _;
 use vhost::vhost_user::message::VhostUserConfigFlags;
@@ -61,6 +62,38 @@ fn what_is_written_is_read() {
             drop(guest);
             bed.stop();
         }
+    }
+}
+
+#[test]
+fn what_guests_have_done_is_counted() {
+    for device in ["ram:16M,error=read@16-23", "file:DIR/disk,size=16M,buffered,error=read@16-23"] {
+        let bed = Bed::start(device, |config| config.cores = vec![None, None]);
+        let mut guest = Guest::boot(&bed.path(), USUAL);
+        // Two queues on two cores.
+        assert_eq!(guest.write(0, 0, &pattern(0, 4096)), 0);
+        assert_eq!(guest.write(1, 2048, &pattern(2048, 3 << 20)), 0, "more than one piece");
+        assert!(guest.read(1, 0, 4096) == pattern(0, 4096));
+        assert_eq!(guest.call(1, (FLUSH, 0), &[]).0, 0);
+        assert_eq!(guest.ranges(ZEROES, &[(8, 8, 0), (64, 16, 0)]), 0);
+        assert_eq!(guest.ranges(DISCARD, &[(0, 2048, 0)]), 0);
+        assert_eq!(guest.call(0, (IDENTIFY, 0), &[(DATA, 20)]).0, 0);
+        // One that fails, and one that is refused.
+        assert_eq!(guest.call(0, (READ, 16), &[(DATA, 512)]).0, 1);
+        assert_eq!(guest.call(0, (READ, u64::MAX), &[(DATA, 512)]).0, 1);
+        let totals = bed.totals();
+        let DiskTotals { reads, writes, flushes, discards, zeroes, errors, .. } = totals;
+        assert_eq!([reads, writes, flushes, discards, zeroes, errors], [1, 2, 1, 1, 1, 2]);
+        assert_eq!((totals.read_bytes, totals.written_bytes), (4096, 4096 + (3 << 20)));
+        assert_eq!((totals.discarded_bytes, totals.zeroed_bytes), (1 << 20, 24 * 512));
+        assert_eq!(totals.queues(), 2);
+        drop(guest);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while bed.totals().queues() > 0 {
+            assert!(std::time::Instant::now() < end, "the queues are still counted");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        bed.stop();
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::guest::{Bed, DATA, FLUSH, Guest, Layout, PATIENCE, SIZE, USUAL, WRITE};
 use crate::pattern;
+use crate::spy::Spy;
 
 /// Names the folder where [`serve_until_killed`] serves.
 const DIR: &str = "RACELINE_VHOST_TEST_DIR";
@@ -72,6 +74,167 @@ fn a_server_that_ends_is_followed_by_another() {
     guest.connect_again(&socket);
     assert!(guest.read(0, 128, 65536) == pattern(128, 65536));
     drop(bed);
+}
+
+/// QEMU says once that the guest has turned its cache off, and repeats features whenever it starts the rings.
+#[test]
+fn a_cache_that_was_turned_off_stays_off() {
+    use std::sync::atomic::Ordering;
+    use vhost::VhostBackend as _;
+    use vhost::vhost_user::VhostUserFrontend as _;
+    use vhost::vhost_user::message::VhostUserConfigFlags;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let start = || {
+        let spy = Spy::new("ram:1M");
+        let durable = Arc::clone(&spy.durable);
+        let bed = Bed::start("ram:1M", |config| {
+            config.device = Arc::new(spy);
+            config.socket.clone_from(&socket);
+        });
+        (bed, durable)
+    };
+    let write = |guest: &mut Guest| assert_eq!(guest.write(0, 0, &pattern(0, 4096)), 0);
+    let (bed, durable) = start();
+    let mut guest = Guest::boot(&socket, USUAL);
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 0);
+    guest.front.set_config(32, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+    // The machine is stopped and goes on; then its system boots again, whose firmware does not flush.
+    let features = guest.front.get_features().unwrap();
+    for features in [features, features & !(1 << 9), features] {
+        for queue in 0..2 {
+            guest.front.get_vring_base(queue).unwrap();
+        }
+        guest.front.set_features(features).unwrap();
+        guest.start();
+    }
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 1, "the guest has no cache to flush");
+    // The connection is made again, and then the server.
+    guest.connect_again(&socket);
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 2);
+    bed.stop();
+    let (bed, durable) = start();
+    guest.connect_again(&socket);
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 1, "the front end has brought the choice along");
+    guest.front.set_config(32, VhostUserConfigFlags::WRITABLE, &[1]).unwrap();
+    bed.stop();
+    let (bed, durable) = start();
+    guest.connect_again(&socket);
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 0, "it has turned the cache on again");
+    bed.stop();
+    // A front end that brings nothing may have a guest that has chosen anything.
+    let (_bed, durable) = start();
+    guest.inflight = None;
+    guest.connect_again(&socket);
+    write(&mut guest);
+    assert_eq!(durable.load(Ordering::Relaxed), 1);
+}
+
+/// Paths to a device may be lost for minutes. A machine that stops its rings meanwhile is held up for 10 s only, and what was at
+/// the device lands before anything that comes later.
+mod stops {
+    use std::time::Duration;
+
+    use raceline_bdev::{InjectBdev, InjectControl, Injected, Injection, OpKind};
+    use vhost::VhostBackend as _;
+
+    use super::*;
+
+    /// For how long the server waits for its device when rings stop.
+    const STOP_TIME: Duration = Duration::from_secs(10);
+    /// How long a request that must wait is looked at.
+    const LOOK: Duration = Duration::from_millis(200);
+
+    fn start() -> (Bed, InjectControl) {
+        let mut control = None;
+        let bed = Bed::start("ram:1M", |config| {
+            let (device, orders) = InjectBdev::new(Arc::clone(&config.device));
+            control = Some(orders);
+            config.device = Arc::new(device);
+            config.cores = vec![None, None];
+        });
+        (bed, control.unwrap())
+    }
+
+    /// Posts a write of sector 0, which the device holds when this returns; gives its head.
+    fn hold(guest: &mut Guest, control: &InjectControl) -> u16 {
+        control.inject(OpKind::Write, Injection { what: Injected::Held, count: 1, depth: 0 });
+        let head = post(guest, 0, DATA, &pattern(7, 4096));
+        let end = Instant::now() + PATIENCE;
+        while control.left(OpKind::Write) > 0 {
+            assert!(Instant::now() < end, "the write has not come to the device");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        head
+    }
+
+    /// Posts a write of 4 KiB of sector 0, or of sector 64 on the second ring.
+    fn post(guest: &mut Guest, ring: u16, at: u64, data: &[u8]) -> u16 {
+        guest.memory.put(at, data);
+        let head = guest.post(ring, (WRITE, 64 * u64::from(ring)), &[(at, 4096)]);
+        guest.kick(ring);
+        head
+    }
+
+    /// What is on the second ring waits for the device, however long that takes.
+    fn waits(guest: &Guest) {
+        std::thread::sleep(LOOK);
+        assert_eq!(guest.memory.index(Layout::of(1).used + 2), 0, "what was left comes first");
+    }
+
+    /// The device still holds its request: whatever ends now has not waited for it.
+    fn check_stop(begun: Instant) {
+        let took = begun.elapsed();
+        assert!(took >= STOP_TIME, "the device gets its time: {took:?}");
+        assert!(took < PATIENCE, "{took:?}");
+    }
+
+    #[test]
+    fn a_machine_that_stops_is_not_held_up_by_its_device() {
+        let (bed, control) = start();
+        let mut guest = Guest::boot(&bed.path(), USUAL);
+        let head = hold(&mut guest, &control);
+        let begun = Instant::now();
+        assert_eq!([0, 1].map(|ring| guest.front.get_vring_base(ring).unwrap()), [1, 0]);
+        check_stop(begun);
+        assert_eq!(guest.status(0, head), 0xff, "nothing is returned to a machine that is stopped");
+        guest.start();
+        post(&mut guest, 1, DATA + 8192, &pattern(99, 4096));
+        waits(&guest);
+        control.resume();
+        assert_eq!(guest.next_used(0), (head, 1), "it is carried out again");
+        assert_eq!(guest.status(0, head), 0);
+        assert_eq!(guest.next_used(1).1, 1);
+        assert_eq!(guest.memory.index(Layout::of(0).used + 2), 1, "once");
+        assert!(guest.read(0, 0, 4096) == pattern(7, 4096));
+        assert!(guest.read(1, 64, 4096) == pattern(99, 4096));
+    }
+
+    #[test]
+    fn what_a_front_end_leaves_lands_before_the_requests_of_the_next_one() {
+        let (bed, control) = start();
+        let mut first = Guest::boot(&bed.path(), USUAL);
+        hold(&mut first, &control);
+        let begun = Instant::now();
+        drop(first);
+        // Its place is free before the device is done.
+        let mut second = Guest::boot(&bed.path(), USUAL);
+        check_stop(begun);
+        second.memory.put(DATA, &pattern(50, 4096));
+        let head = second.post(1, (WRITE, 0), &[(DATA, 4096)]);
+        second.kick(1);
+        waits(&second);
+        control.resume();
+        assert_eq!(second.next_used(1), (head, 1));
+        assert_eq!(second.status(1, head), 0);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(second.read(0, 0, 4096) == pattern(50, 4096));
+    }
 }
 
 /// The server ends while a front end is there and another one waits for its place: neither holds it up.

@@ -12,7 +12,7 @@ use crate::step::Outcome;
 
 /// Runs the guest's script.
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let scratch = super::scratch(tree, image)?;
+    let scratch = super::scratch(tree, image, Part::Disk)?;
     let device = format!("file:{},size=384M,buffered", scratch.join("disk.img").display());
     let program = drives::stripped(tree, &scratch)?;
     let disk = Disk::start(tree, &["--bdev", &device, "--listen", "0"])?;

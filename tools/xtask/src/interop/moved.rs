@@ -11,6 +11,8 @@ use crate::step::Outcome;
 
 /// The variable that names the folder with nvmetcli's source, which Debian does not package.
 const SOURCE: &str = "RACELINE_NVMETCLI";
+/// What gets it.
+const GET: &str = "git clone https://github.com/linux-nvme/nvmetcli ~/nvmetcli; export RACELINE_NVMETCLI=~/nvmetcli";
 /// Debian's Python, which nvmetcli's library runs in.
 const PYTHON: &str = "/usr/bin/python3";
 /// Libraries that Python needs, and that the guest may not have.
@@ -40,7 +42,9 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
             task = task.args([Path::new("-f"), &packed]);
         }
         None => {
-            println!("# {SOURCE} names no folder with nvmetcli's source: nothing goes back by it")
+            println!(
+                "# {SOURCE} names no folder with nvmetcli's source, so the check back-by-nvmetcli is skipped. To have it: {GET}"
+            );
         }
     }
     let mut guest = task.args([image, &script(tree, Part::Moved)]).start()?;

@@ -18,7 +18,7 @@ const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-0
 
 /// Both directions.
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let scratch = super::scratch(tree, image)?;
+    let scratch = super::scratch(tree, image, Part::Tls)?;
     let mut files = Vec::new();
     for (name, key) in [("tls.key", KEY), ("other.key", OTHER_KEY)] {
         let path = scratch.join(name);

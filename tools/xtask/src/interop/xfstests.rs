@@ -11,6 +11,9 @@ use crate::step::Outcome;
 
 /// The variable that names the folder with the source of xfstests, which Debian does not package.
 const SOURCE: &str = "RACELINE_XFSTESTS";
+/// What gets it.
+const GET: &str = "git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git ~/xfstests; \
+    export RACELINE_XFSTESTS=~/xfstests";
 /// The variable that has other arguments for `check`, such as `-g quick`.
 const ARGUMENTS: &str = "RACELINE_XFSTESTS_ARGS";
 /// Tests of data, holes, mappings, asynchronous I/O, discard, and of what a file system finds after a power cut. They are short
@@ -30,7 +33,8 @@ const DISK_LIMIT_S: u64 = 1200;
 /// Runs the guest's script.
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     let Some(source) = std::env::var_os(SOURCE) else {
-        let why = format!("{SOURCE} names no folder with the source of xfstests");
+        let why =
+            format!("{SOURCE} names no folder with the source of xfstests. To have it: {GET}");
         return Ok(Outcome::Skipped(why));
     };
     if !has_program("debootstrap") {

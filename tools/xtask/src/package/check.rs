@@ -1,16 +1,32 @@
 //! The packages step: the packages are the same when they are made again, and install, upgrade and remove cleanly.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use super::deb::PROGRAM;
 use super::image::USER;
-use super::{Packages, binary, containers, make};
+use super::{Packages, binary, containers, make, pages};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
-use crate::setup;
 use crate::step::{Checks, Outcome};
+use crate::{python, setup};
+
+/// CycloneDX's validator, a Python package.
+const VALIDATOR: &str = "cyclonedx-python-lib[json-validation]==11.12.0";
+/// Judges the file that its argument names.
+const VALIDATE: &str = "
+import pathlib, sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+wrong = JsonStrictValidator(SchemaVersion.V1_5).validate_str(pathlib.Path(sys.argv[1]).read_text())
+sys.exit(str(wrong)[:2000] if wrong else 0)
+";
+
+/// The most that RDMA may add to the program.
+const MOST_RDMA_BYTES: u64 = 400 << 10;
 
 /// Runs the checks that need no network.
 pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
@@ -26,6 +42,15 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let mut checks = Checks::default();
     checks.run("the-same-again", || the_same_again(tree, binary, &made, &scratch));
     checks.run("files", || files(&made));
+    checks.run("links-of-pages", || pages::check(&made, &scratch.join("pages")));
+    checks.run("libraries", || libraries(binary));
+    checks.run("size-of-rdma", || size_of_rdma(binary));
+    match validator(tree) {
+        Ok(python) => {
+            checks.run("bill-of-materials", || bill_of_materials(&python, &made, &scratch))
+        }
+        Err(error) => checks.skip("bill-of-materials", &format!("{error:#}")),
+    }
     let root = scratch.join("root");
     checks.run("install-upgrade-remove", || life(&made, &root));
     checks.run("rpm", || rpm(&made, &scratch.join("rpm")));
@@ -50,11 +75,51 @@ fn the_same_again(tree: &Tree, binary: &Path, made: &Packages, scratch: &Path) -
     super::differences::none(made, &again)
 }
 
+/// The Python that has CycloneDX's own validator.
+pub(super) fn validator(tree: &Tree) -> Result<PathBuf> {
+    python::install(&tree.target.join("cyclonedx"), VALIDATOR, "bin/python3")
+}
+
+/// CycloneDX's validator takes the bill of materials, and not one that is wrong.
+fn bill_of_materials(python: &Path, made: &Packages, scratch: &Path) -> Result<()> {
+    valid_bill(python, &made.sbom)?;
+    let text = std::fs::read_to_string(&made.sbom)?;
+    let bill: Value = serde_json::from_str(&text)?;
+    let known: BTreeSet<&str> = [&bill["metadata"]["component"]]
+        .into_iter()
+        .chain(bill["components"].as_array().into_iter().flatten())
+        .filter_map(|component| component["bom-ref"].as_str())
+        .collect();
+    let links = bill["dependencies"].as_array().context("no dependencies")?;
+    for name in links.iter().flat_map(|link| link["dependsOn"].as_array().into_iter().flatten()) {
+        let name = name.as_str().unwrap_or_default();
+        ensure!(known.contains(name), "{name} is linked and no component");
+    }
+    for (right, wrong) in [("\"library\"", "\"libary\""), ("SHA-256", "SHA-257")] {
+        let broken = scratch.join("broken.cdx.json");
+        std::fs::write(&broken, text.replacen(right, wrong, 1))?;
+        ensure!(valid_bill(python, &broken).is_err(), "the validator takes {wrong}");
+    }
+    Ok(())
+}
+
+/// CycloneDX's validator takes the file.
+pub(super) fn valid_bill(python: &Path, file: &Path) -> Result<()> {
+    let ended = Task::new(python).args(["-c", VALIDATE]).args([file]).limit(120).run()?;
+    ensure!(ended.success(), "the validator refuses it:\n{}", ended.tail(8));
+    Ok(())
+}
+
 /// dpkg reads the package, and finds what belongs into it.
 fn files(made: &Packages) -> Result<()> {
     let deb = made.deb.to_string_lossy();
     let fields = Task::new("dpkg-deb").args(["--field", &deb]).check()?.stdout;
-    for field in ["Package: raceline", "Depends: libc6 (>= 2.", "Section: admin"] {
+    for field in [
+        "Package: raceline",
+        "Depends: libc6 (>= 2.",
+        "Section: admin",
+        "librdmacm1t64 | librdmacm1",
+    ] {
         ensure!(fields.contains(field), "no `{field}` in the control file:\n{fields}");
     }
     let list = Task::new("dpkg-deb").args(["--contents", &deb]).check()?.stdout;
@@ -62,11 +127,16 @@ fn files(made: &Packages) -> Result<()> {
         "./usr/bin/raceline",
         "./usr/share/man/man1/raceline-export.1.gz",
         "./usr/share/bash-completion/completions/raceline",
+        "./usr/share/zsh/vendor-completions/_raceline",
+        "./usr/share/fish/vendor_completions.d/raceline.fish",
         "./usr/lib/systemd/system/raceline.service",
         "./usr/lib/systemd/system/raceline.socket",
         "./usr/lib/systemd/system/raceline-disk@.service",
+        "./usr/lib/systemd/system/raceline-ublk@.service",
         "./usr/lib/sysusers.d/raceline.conf",
         "./usr/share/raceline/systemd/rdma.conf",
+        "./usr/share/raceline/grafana/raceline.json",
+        "./usr/share/raceline/prometheus/raceline.rules.yml",
         "./usr/share/doc/raceline/copyright",
         "./usr/share/doc/raceline/licences.txt.gz",
         "./usr/share/doc/raceline/sbom.cdx.json.gz",
@@ -81,6 +151,42 @@ fn files(made: &Packages) -> Result<()> {
     };
     let strange = list.lines().find(is_strange);
     ensure!(strange.is_none(), "a file is not plainly root's: {strange:?}");
+    Ok(())
+}
+
+/// The program needs the C library and its companions only: those of RDMA are loaded when they are asked for.
+fn libraries(binary: &Path) -> Result<()> {
+    let section = Task::new("readelf").args(["--dynamic", "--wide"]);
+    let section = section.args([binary]).check()?.stdout;
+    let needed: Vec<&str> = section
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split(['[', ']']).nth(1))
+        .collect();
+    ensure!(needed.contains(&"libc.so.6"), "readelf names no C library:\n{section}");
+    let is_usual = |name: &&&str| {
+        ["libc.so.", "libm.so.", "libgcc_s.so.", "ld-linux"]
+            .iter()
+            .any(|begin| name.starts_with(begin))
+    };
+    let strange: Vec<&&str> = needed.iter().filter(|name| !is_usual(name)).collect();
+    ensure!(strange.is_empty(), "the program does not start without {strange:?}");
+    Ok(())
+}
+
+/// Those who do not use RDMA have little of its code: the symbols that have the word in their names.
+fn size_of_rdma(binary: &Path) -> Result<()> {
+    let symbols = Task::new("nm").args(["--print-size", "--demangle", "--defined-only"]);
+    let symbols = symbols.args([binary]).check()?.stdout;
+    let sizes = symbols
+        .lines()
+        .filter(|line| line.to_ascii_lowercase().contains("rdma"))
+        // Where a symbol has no size, its kind stands there.
+        .filter_map(|line| line.split(' ').nth(1).filter(|size| size.len() > 1))
+        .filter_map(|size| u64::from_str_radix(size, 16).ok());
+    let bytes: u64 = sizes.sum();
+    ensure!(bytes > 0, "the program has no symbols, or no RDMA");
+    ensure!(bytes <= MOST_RDMA_BYTES, "RDMA has {} KiB of the program", bytes >> 10);
     Ok(())
 }
 
@@ -230,6 +336,11 @@ fn rpm(made: &Packages, root: &Path) -> Result<()> {
     {
         ensure!(list.lines().any(|line| line == file), "no {file} in the package:\n{list}");
     }
+    let suggested = rpm(&["--query", "--suggests", "--package", &package])?.stdout;
+    ensure!(
+        suggested.contains("librdmacm"),
+        "the package suggests no library of RDMA: {suggested}"
+    );
     let kept = rpm(&["--query", "--configfiles", "--package", &package])?.stdout;
     ensure!(kept.trim() == "/etc/default/raceline", "other files of an administrator: {kept}");
     for script in ["post", "preun", "postun"] {

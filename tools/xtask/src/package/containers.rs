@@ -58,6 +58,10 @@ if grep 'using epoll' free.log; then echo "io_uring $(cat /proc/sys/kernel/io_ur
 demo "$DIR/filter.json" > filtered.log || { cat filtered.log; exit 1; }
 grep 'io_uring cannot be used .*: using epoll' filtered.log
 grep 'every block is as written' filtered.log
+# podman's own filter, whatever it allows.
+run --rm --env RACELINE_LOG=info "$IMAGE" demo --seconds 2 > own.log || { cat own.log; exit 1; }
+grep -q 'every block is as written' own.log
+if grep -q 'using epoll' own.log; then echo "podman's own filter: epoll"; else echo "podman's own filter: io_uring"; fi
 serve() {
     run --rm --name served --security-opt "seccomp=$DIR/filter.json" --volume state:/var/lib/raceline "$IMAGE" > served.log & SERVE=$!
     for turn in $(seq 300); do grep -q '"ready":true' served.log && return; sleep 0.1; done
@@ -100,6 +104,8 @@ pub(super) fn run(made: &Packages, folder: &Path) -> Result<()> {
     let said = &ended.stdout;
     ensure!(said.contains("the-image-is-done"), "{}:\n{}", ended.why(), ended.tail(15));
     ensure!(said.contains("user 47110"), "not as its user: {said}");
+    let own = said.lines().find(|line| line.starts_with("podman's own filter"));
+    println!("# {}", own.context("nothing about podman's own filter")?);
     let fell_back = said.lines().find(|line| line.contains("using epoll"));
     println!(
         "# without root, under a filter: {}",

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::arch;
 use super::archive::{Entry, ar, gzip, tar};
 use super::supply::Supply;
+use super::{arch, pages};
 use crate::child::Task;
 
 /// Where the program is installed.
@@ -15,10 +15,10 @@ pub(super) const PROGRAM: &str = "usr/bin/raceline";
 pub(super) const MAINTAINER: &str = "Raceline authors <raceline@localhost>";
 /// The file with options that an administrator changes.
 pub(super) const DEFAULTS: &str = "etc/default/raceline";
-/// The folder with a file for each disk of `raceline-disk@.service`.
+/// The folder with a file for each disk of `raceline-disk@.service` and `raceline-ublk@.service`.
 const DISKS: &str = "etc/raceline/disks/";
 /// The folder of documents.
-const DOCUMENTS: &str = "usr/share/doc/raceline";
+pub(super) const DOCUMENTS: &str = "usr/share/doc/raceline";
 /// Completions: the shell, and where its file goes.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/raceline"),
@@ -26,10 +26,11 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/raceline.fish"),
 ];
 /// Files of `packaging/`, and where they go.
-const PACKAGING: [(&str, &str); 9] = [
+pub(super) const PACKAGING: [(&str, &str); 10] = [
     ("raceline.service", "usr/lib/systemd/system/raceline.service"),
     ("raceline.socket", "usr/lib/systemd/system/raceline.socket"),
     ("raceline-disk@.service", "usr/lib/systemd/system/raceline-disk@.service"),
+    ("raceline-ublk@.service", "usr/lib/systemd/system/raceline-ublk@.service"),
     ("raceline-rdma.conf", "usr/share/raceline/systemd/rdma.conf"),
     ("raceline.sysusers", "usr/lib/sysusers.d/raceline.conf"),
     ("raceline.tmpfiles", "usr/lib/tmpfiles.d/raceline.conf"),
@@ -44,7 +45,7 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 pub(super) fn files(
     root: &Path,
     program: &Path,
-    supply: &Supply,
+    (supply, sbom): (&Supply, &[u8]),
     out: &Path,
 ) -> Result<Vec<Entry>> {
     let mut files = vec![Entry::file(PROGRAM, 0o755, std::fs::read(program)?)];
@@ -72,11 +73,8 @@ pub(super) fn files(
     files.push(Entry::file(&document("copyright"), 0o644, supply.copyright()));
     let texts = supply.texts(root)?;
     files.push(Entry::file(&document("licences.txt.gz"), 0o644, gzip(texts.as_bytes())?));
-    files.push(Entry::file(&document("sbom.cdx.json.gz"), 0o644, gzip(&supply.sbom()?)?));
-    for name in ["manual.md", "OPERATORS.md", "RPC.md"] {
-        let text = std::fs::read(root.join("docs").join(name)).with_context(|| name.to_owned())?;
-        files.push(Entry::file(&document(&format!("{name}.gz")), 0o644, gzip(&text)?));
-    }
+    files.push(Entry::file(&document("sbom.cdx.json.gz"), 0o644, gzip(sbom)?));
+    files.extend(pages::files(root)?);
     Ok(files)
 }
 
@@ -111,13 +109,14 @@ fn control(version: &str, size_kib: usize, glibc: &str) -> Result<String> {
          Maintainer: {MAINTAINER}\n\
          Installed-Size: {size_kib}\n\
          Depends: libc6 (>= {glibc}), libgcc-s1 (>= 4.2), systemd | systemd-standalone-sysusers | systemd-sysusers\n\
-         Suggests: nvme-cli, ethtool\n\
+         Suggests: nvme-cli, ethtool, libibverbs1, librdmacm1t64 | librdmacm1, ibverbs-providers\n\
          Section: admin\n\
          Priority: optional\n\
-         Description: NVMe/TCP and iSCSI target and host in user space\n \
-         Exports memory, files and block devices over NVMe/TCP and iSCSI, and uses\n \
-         what others export. It needs no hugepages, no DPDK and no kernel modules,\n \
-         and uses no CPU time when idle. Clients of SPDK's JSON-RPC configure it.\n"
+         Description: NVMe/TCP, NVMe/RDMA and iSCSI target and host in user space\n \
+         Exports memory, files and block devices over NVMe/TCP, NVMe/RDMA and iSCSI,\n \
+         and uses what others export. It needs no hugepages, no DPDK and no kernel\n \
+         modules, and uses no CPU time when idle. Clients of SPDK's JSON-RPC\n \
+         configure it. NVMe/RDMA needs the libraries of rdma-core.\n"
     ))
 }
 

@@ -72,7 +72,9 @@ fn members(file: &Path) -> Result<BTreeMap<String, String>> {
             };
             list.lines().filter_map(split).collect()
         }
-        Some("tar") => by_last_word(&said("tar", &["--list", "--verbose", "--file"])?).collect(),
+        Some("tar" | "gz") => {
+            by_last_word(&said("tar", &["--list", "--verbose", "--file"])?).collect()
+        }
         _ => Vec::new(),
     };
     let mut all = BTreeMap::<String, String>::new();

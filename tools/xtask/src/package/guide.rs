@@ -5,18 +5,45 @@ use std::fmt::Write as _;
 use anyhow::{Result, ensure};
 
 /// What a clean root has in the place of what the guide names.
-const INSTEAD: [(&str, &str); 2] = [
+const INSTEAD: [(&str, &str); 3] = [
     // A file that the group `disk` may use, as it may use drives.
     ("/dev/nvme0n1", "/srv/nvme0n1"),
     ("HOSTNQN", HOST),
+    // The newest change, below the head of the table.
+    ("undo NUMBER", "undo $(raceline config log | awk 'NR == 2 { print $1 }')"),
 ];
 /// The host that the guide lets in.
 const HOST: &str = "nqn.2026-01.com.example:host";
 /// Beginnings of commands that are left out: images of containers come from and go to places that a root does not have.
 const LEFT_OUT: [&str; 1] = ["podman "];
+/// What stands in the comment of a command that a daemon refuses: the exit code has to say so.
+const REFUSED: &str = "# refused: ";
+/// The exit code of a host whose connection was refused.
+const REFUSED_CODE: u32 = 3;
 /// The beginning of a command in the text.
 const INDENT: &str = "    ";
 
+/// What happens around a command, which is named by its beginning: before it, and after it.
+const AROUND: [(&str, &str, &str); 5] = [
+    ("raceline config undo NUMBER --dry-run", "", "raceline bdev ls | grep mistake"),
+    ("raceline config undo NUMBER", "", "if raceline bdev ls | grep mistake; then exit 1; fi"),
+    (
+        "raceline config restore",
+        "raceline bdev add ram:1M --name mistake",
+        "if raceline bdev ls | grep mistake; then exit 1; fi\nraceline bdev ls | grep disk0",
+    ),
+    // The root becomes a machine with the package, and without a state.
+    (
+        "tar -C /var/lib -xpf",
+        "rm -rf /var/lib/raceline\nsystemd-tmpfiles --create raceline.conf",
+        "",
+    ),
+    (
+        "raceline bdev ls",
+        "",
+        "raceline bdev ls | grep disk0\ncurl -fsS http://127.0.0.1:9009/readyz",
+    ),
+];
 /// What is made ready before the first command: a drive, its folder, an address.
 const BEFORE: &str = "\
 ip link set lo up
@@ -105,6 +132,31 @@ systemctl reset-failed
 systemctl start raceline
 raceline bdev ls | grep disk0
 "#;
+/// A function that removes the package by a command, which has to be refused: a disk of the kernel is in use. A root has no driver
+/// for such disks, so something else has the unit, and a mount the name. Everything goes on, and the package is there.
+pub(super) const HELD: &str = r#"
+held() {
+    mkdir -p /run/systemd/system/raceline-ublk@.service.d /etc/raceline/disks /mnt/held
+    : > /etc/raceline/disks/held.conf
+    printf '[Service]\nType=simple\nExecStart=\nExecStart=/bin/sleep infinity\n' > /run/systemd/system/raceline-ublk@.service.d/held.conf
+    systemctl daemon-reload
+    systemctl start raceline-ublk@held
+    mount -t tmpfs /dev/ublkb7 /mnt/held
+    if "$@" > /held.log 2>&1; then echo 'the package was removed below a disk in use'; exit 1; fi
+    grep 'a disk of raceline-ublk@ is in use .* unmount it or take it out of use' /held.log || { cat /held.log; exit 1; }
+    test -x /usr/bin/raceline
+    systemctl is-active raceline-ublk@held raceline
+    umount /mnt/held
+    systemctl stop raceline-ublk@held
+    rm -r /run/systemd/system/raceline-ublk@.service.d /etc/raceline/disks/held.conf
+    systemctl daemon-reload
+}
+"#;
+/// Its use where the guide removes the package.
+const HELD_BY_DISK: &str = "\
+held apt remove -y raceline
+dpkg --status raceline | grep 'install ok installed'
+";
 /// After the last command: what may be left is the state.
 const AFTER: &str = "\
 LEFT=$(find / -xdev '(' -path /proc -o -path /sys -o -path /root -o -path /kept -o -path '/var/lib/raceline*' -o \
@@ -129,7 +181,9 @@ pub(super) fn script(guide: &str) -> Result<String> {
             section = title;
             match section {
                 "Upgrade it" => script.push_str(&BEFORE_UPGRADE.replace("HOST", HOST)),
-                "Remove it" => script.push_str(BEFORE_REMOVAL),
+                "Remove it" => {
+                    script.push_str(&[BEFORE_REMOVAL, HELD, HELD_BY_DISK].concat());
+                }
                 _ => {}
             }
         }
@@ -137,12 +191,21 @@ pub(super) fn script(guide: &str) -> Result<String> {
         if LEFT_OUT.iter().any(|beginning| command.starts_with(beginning)) {
             continue;
         }
+        let around = AROUND.iter().find(|(beginning, ..)| command.starts_with(beginning));
+        let (before, after) = around.map_or(("", ""), |(_, before, after)| (*before, *after));
         let command =
             INSTEAD.iter().fold(command.to_owned(), |text, (from, to)| text.replace(from, to));
-        writeln!(script, "echo '+ {}'\n{command}", command.replace('\'', "'\\''"))?;
+        let shown = command.replace('\'', "'\\''");
+        let run = match command.contains(REFUSED) {
+            true => format!(
+                "if {command}\nthen echo 'this was not refused'; exit 1\nelse test $? = {REFUSED_CODE}; fi"
+            ),
+            false => command,
+        };
+        writeln!(script, "{before}\necho '+ {shown}'\n{run}\n{after}")?;
         commands += 1;
     }
-    ensure!(commands > 20, "the guide has only {commands} commands");
+    ensure!(commands > 60, "the guide has only {commands} commands");
     script.push_str(AFTER);
     script.push_str("echo the-guide-is-done\n");
     Ok(script)
@@ -154,9 +217,9 @@ mod tests {
 
     #[test]
     fn commands_are_taken_in_their_order_as_they_are_written() {
-        let commands: String = (0..21).map(|n| format!("    echo {n} '/dev/nvme0n1'\n")).collect();
+        let commands: String = (0..61).map(|n| format!("    echo {n} '/dev/nvme0n1'\n")).collect();
         let guide = format!(
-            "# Guide\n\n## Install it\n\n{commands}\n    podman run x\n\n## Upgrade it\n\ntext\n\n## Remove it\n"
+            "# Guide\n\n## Install it\n\n{commands}\n    podman run x\n    connect # refused: y\n\n## Upgrade it\n\ntext\n\n## Remove it\n"
         );
         let script = script(&guide).unwrap();
         assert!(
@@ -164,6 +227,7 @@ mod tests {
             "{script}"
         );
         assert!(!script.contains("podman"));
+        assert!(script.contains("\nif connect # refused: y\nthen "), "{script}");
         let place = |text: &str| script.find(text).unwrap();
         assert!(place("echo 20") < place("--verify") && place("--verify") < place("kill -INT"));
         assert!(super::script("# Guide\n\n    one\n").is_err());

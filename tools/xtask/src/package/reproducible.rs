@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::differences;
+use super::{differences, portable};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
 use crate::step::{Checks, Outcome};
@@ -50,10 +50,13 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let [first, second] = &PLACES;
     let expected = match std::env::var_os(MADE_BEFORE) {
         Some(folder) => tree.root.join(folder),
-        None => build(tree, &commit, first, &scratch)?,
+        None => build(tree, &commit, first, false, &scratch)?,
     };
-    let built = build(tree, &commit, second, &scratch)?;
-    for name in names(&expected)? {
+    let names = names(&expected)?;
+    // The static program takes a build more, which is made where there is something to compare it with.
+    let is_static = names.iter().any(|name| name.ends_with(portable::ENDING));
+    let built = build(tree, &commit, second, is_static, &scratch)?;
+    for name in names {
         checks.run(&name, || {
             let built = built.join(&name);
             ensure!(built.exists(), "this commit makes no {name}");
@@ -74,7 +77,13 @@ fn git(root: &Path, args: &[&str]) -> Result<String> {
 }
 
 /// Clones the commit, builds it and packages it; the folder with the packages.
-fn build(tree: &Tree, commit: &str, place: &Place, scratch: &Path) -> Result<PathBuf> {
+fn build(
+    tree: &Tree,
+    commit: &str,
+    place: &Place,
+    is_static: bool,
+    scratch: &Path,
+) -> Result<PathBuf> {
     let started = Instant::now();
     let clone = scratch.join(place.folder);
     let text = clone.to_string_lossy().into_owned();
@@ -82,7 +91,8 @@ fn build(tree: &Tree, commit: &str, place: &Place, scratch: &Path) -> Result<Pat
     Task::new("git").args(["clone", "--quiet", &from, &text]).limit(300).check()?;
     git(&clone, &["checkout", "--quiet", "--detach", commit])?;
     let this = std::env::current_exe().context("the path of this program")?;
-    let script = format!("umask {} && exec \"$0\" package --tree \"$1\"", place.umask);
+    let more = if is_static { " --static" } else { "" };
+    let script = format!("umask {} && exec \"$0\" package --tree \"$1\"{more}", place.umask);
     let Place { umask, locale, zone, .. } = place;
     Task::new("sh")
         .args(["-c".as_ref(), script.as_ref(), this.as_os_str(), clone.as_os_str()])
@@ -102,7 +112,9 @@ fn names(folder: &Path) -> Result<BTreeSet<String>> {
     for file in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let name = file?.file_name().to_string_lossy().into_owned();
         if name == "raceline"
-            || [".deb", ".rpm", ".tar", ".json"].iter().any(|end| name.ends_with(end))
+            || [".deb", ".rpm", ".tar", ".json", portable::ENDING]
+                .iter()
+                .any(|end| name.ends_with(end))
         {
             names.insert(name);
         }

@@ -15,11 +15,14 @@ use crate::step::{Checks, Outcome};
 
 /// The releases of Debian, and the package that has nbdfuse there.
 const SUITES: [(&str, &str); 2] = [("bookworm", "nbdfuse"), ("trixie", "libnbd-bin")];
+/// The variable that names the one release to go through.
+const SUITE: &str = "RACELINE_SUITE";
+/// The variable that names a folder with roots that were made before, a folder for each release.
+const ROOTS: &str = "RACELINE_ROOTS";
 /// Where Debian is.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What the roots have besides the smallest system: its systemd, and programs that judge.
-const INCLUDE: &str =
-    "systemd systemd-sysv dbus libgcc-s1 iproute2 e2fsprogs libnbd-bin nbdkit fuse3 fuse2fs rpm";
+const INCLUDE: &str = "systemd systemd-sysv dbus libgcc-s1 iproute2 e2fsprogs libnbd-bin nbdkit fuse3 fuse2fs rpm curl";
 /// What a systemd is told on a machine whose control groups are of version 1.
 const LEGACY: [&str; 2] =
     ["systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"];
@@ -38,14 +41,18 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if !setup::is_root() {
         return Ok(Outcome::Skipped("only root can make a root".to_owned()));
     }
+    let only = std::env::var(SUITE).ok();
+    let is_wanted = |suite: &str| only.as_ref().is_none_or(|only| only == suite);
+    let names = SUITES.map(|(suite, _)| suite);
+    ensure!(names.into_iter().any(is_wanted), "{SUITE} is none of {}", names.join(", "));
     let scratch = tree.scratch("clean-roots")?;
     let made = make(tree, &binary(tree)?, &scratch.join("made"))?;
     let old = scratch.join("old.deb");
-    std::fs::write(&old, older(tree, &scratch.join("made"))?)?;
+    std::fs::write(&old, older(tree, (&made, &scratch.join("made")))?)?;
     let text = std::fs::read_to_string(tree.root.join("docs/OPERATORS.md"))?;
     let guide = guide::script(&text)?;
     let mut checks = Checks::default();
-    for (suite, nbdfuse) in SUITES {
+    for (suite, nbdfuse) in SUITES.into_iter().filter(|(suite, _)| is_wanted(suite)) {
         let root = scratch.join(suite);
         checks.run(&format!("{suite}-root"), || debootstrap(suite, nbdfuse, &root));
         if !root.join("usr/bin/systemctl").exists() {
@@ -65,13 +72,21 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
 }
 
 /// The same program as a package of an older version.
-fn older(tree: &Tree, made: &Path) -> Result<Vec<u8>> {
+fn older(tree: &Tree, (made, folder): (&Packages, &Path)) -> Result<Vec<u8>> {
     let supply = Supply::read(&tree.root)?;
-    let files = deb::files(&tree.root, &made.join("raceline"), &supply, made)?;
+    let sbom = std::fs::read(&made.sbom)?;
+    let program = folder.join("raceline");
+    let files = deb::files(&tree.root, &program, (&supply, &sbom), folder)?;
     deb::package(OLD_VERSION, &files, source_date(&tree.root)?)
 }
 
 fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
+    if let Some(made) = std::env::var_os(ROOTS) {
+        let made = Path::new(&made).join(suite);
+        let copy = Task::new("cp").args(["--archive", "--no-target-directory"]).args([&made, root]);
+        copy.limit(ROOT_LIMIT_S).check()?;
+        return silence_console(root);
+    }
     let root_text = root.to_string_lossy().into_owned();
     Task::new("debootstrap")
         .args(["--variant=minbase", suite, &root_text, MIRROR])
@@ -85,9 +100,15 @@ fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .limit(ROOT_LIMIT_S)
         .check()?;
-    // The console of a root that boots is nobody's.
+    silence_console(root)
+}
+
+/// The console of a root that boots is nobody's.
+fn silence_console(root: &Path) -> Result<()> {
     let shadow = root.join("etc/systemd/system/console-getty.service");
-    std::os::unix::fs::symlink("/dev/null", shadow)?;
+    if shadow.symlink_metadata().is_err() {
+        std::os::unix::fs::symlink("/dev/null", shadow)?;
+    }
     Ok(())
 }
 
@@ -179,7 +200,7 @@ fn first_use(made: &Packages, root: &Path) -> Result<()> {
 /// The RPM package with its scripts: a system of Debian has what they need, though not RPM's names for it.
 fn rpm(made: &Packages, root: &Path) -> Result<()> {
     std::fs::copy(&made.rpm, root.join("raceline.rpm"))?;
-    let script = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
+    let begin = "set -eE; trap 'echo \"FAILED ($?): $BASH_COMMAND\"' ERR
 rpm --install --nodeps --nosignature /raceline.rpm
 rpm --verify --nodeps raceline
 id raceline
@@ -189,12 +210,16 @@ raceline bdev add ram:1M --name kept -s /run/raceline/rpc.sock
 rpm --upgrade --replacepkgs --nodeps --nosignature /raceline.rpm
 systemctl is-active raceline
 raceline bdev ls -s /run/raceline/rpc.sock | grep kept
+";
+    let end = "held rpm --erase --nodeps raceline
+rpm --query raceline
 rpm --erase --nodeps raceline
 test ! -e /usr/bin/raceline; test -e /var/lib/raceline/lock; test ! -e /run/raceline
 rm -rf /var/lib/raceline
 echo the-rpm-is-done
 ";
-    booted(root, "rpm", script, "the-rpm-is-done").map(drop)
+    let script = [begin, guide::HELD, end].concat();
+    booted(root, "rpm", &script, "the-rpm-is-done").map(drop)
 }
 
 /// Starts the root's system with a script as its only work, whose output must contain a word in the end; that output.

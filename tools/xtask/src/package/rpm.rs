@@ -15,6 +15,8 @@ const SCRIPTS: [(&str, u32, u32); 3] =
 /// Files that Debian has elsewhere.
 const MOVED: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_raceline", "usr/share/zsh/site-functions/_raceline")];
+/// What NVMe/RDMA needs.
+const SUGGESTS: [&str; 2] = ["libibverbs", "librdmacm"];
 /// A file that keeps what an administrator has changed: `%config(noreplace)`.
 const CONFIG_NOREPLACE: u32 = 1 | 1 << 4;
 /// `%doc`.
@@ -199,13 +201,14 @@ fn main_header(version: &str, files: &[Entry], payload: &[u8], time_s: u64) -> R
         (1000, text("raceline")),
         (1001, text(version)),
         (1002, text("1")),
-        (1004, plain("NVMe/TCP and iSCSI target and host in user space")),
+        (1004, plain("NVMe/TCP, NVMe/RDMA and iSCSI target and host in user space")),
         (
             1005,
             plain(
-                "Exports memory, files and block devices over NVMe/TCP and iSCSI, and uses what\n\
-                 others export. It needs no hugepages, no DPDK and no kernel modules, and uses\n\
-                 no CPU time when idle. Clients of SPDK's JSON-RPC configure it.",
+                "Exports memory, files and block devices over NVMe/TCP, NVMe/RDMA and iSCSI, and\n\
+                 uses what others export. It needs no hugepages, no DPDK and no kernel modules,\n\
+                 and uses no CPU time when idle. Clients of SPDK's JSON-RPC configure it.\n\
+                 NVMe/RDMA needs the libraries of rdma-core.",
             ),
         ),
         (1006, Value::Long(vec![u32::try_from(time_s)?])),
@@ -318,6 +321,9 @@ fn dependencies(version: &str, files: &[Entry]) -> Result<Vec<(u32, Value)>> {
         (1048, Value::Long(needs.iter().map(|need| need.2).collect())),
         (1049, texts(needs.iter().map(|need| need.0).collect())),
         (1050, texts(needs.iter().map(|need| need.1).collect())),
+        (5049, texts(SUGGESTS.to_vec())),
+        (5050, texts(vec![""; SUGGESTS.len()])),
+        (5051, Value::Long(vec![0; SUGGESTS.len()])),
     ])
 }
 

@@ -1,21 +1,18 @@
 //! The rules of `deny.toml` about crates, and the supply-chain step, which checks them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use semver::{Version, VersionReq};
 use serde::Deserialize;
 
+use super::advisories::{self, Snapshot};
+use super::deny;
 use super::supply::{Crate, Supply};
 use crate::raceline::Tree;
 use crate::step::{Checks, Outcome};
 
 const FILE: &str = "deny.toml";
-/// Where the RustSec database is unless this variable says so.
-const DATABASE_VARIABLE: &str = "RACELINE_ADVISORY_DB";
-/// The first lines of an advisory stand between these.
-const FENCES: [&str; 2] = ["```toml\n", "\n```"];
 
 /// The rules, in the form of cargo-deny. What is not read here is cargo-deny's alone.
 #[derive(Debug, Deserialize)]
@@ -195,103 +192,41 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         ensure!(wrong.is_empty(), "{}", wrong.join("; "));
         Ok(())
     });
-    let database = database();
-    if database.join("crates").is_dir() {
-        checks.run("advisories", || advisories(&database, &rules, &crates));
-    } else {
-        let why = format!(
-            "no RustSec database in {} (git clone https://github.com/rustsec/advisory-db there, or name it by \
-             {DATABASE_VARIABLE})",
-            database.display()
-        );
-        checks.skip("advisories", &why);
-    }
-    checks.outcome()
-}
-
-/// Where cargo-audit keeps the database, too.
-fn database() -> PathBuf {
-    if let Some(named) = std::env::var_os(DATABASE_VARIABLE) {
-        return named.into();
-    }
-    let home = std::env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .unwrap_or_else(|| Path::new(&std::env::var_os("HOME").unwrap_or_default()).join(".cargo"));
-    home.join("advisory-db")
-}
-
-/// The part of an advisory that counts.
-#[derive(Debug, Deserialize)]
-struct Advisory {
-    advisory: About,
-    #[serde(default)]
-    versions: Versions,
-}
-
-#[derive(Debug, Deserialize)]
-struct About {
-    id: String,
-    withdrawn: Option<toml::Value>,
-    /// `unmaintained`, `unsound`, `notice`: no vulnerability.
-    informational: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Versions {
-    #[serde(default)]
-    patched: Vec<String>,
-    #[serde(default)]
-    unaffected: Vec<String>,
-}
-
-/// No crate has a known vulnerability that is not ignored. What is only unmaintained is printed.
-fn advisories(database: &Path, rules: &Rules, crates: &[Crate]) -> Result<()> {
-    let (mut found, mut seen) = (Vec::new(), 0);
-    for one in crates.iter().filter(|one| one.source.is_some()) {
-        let Ok(folder) = std::fs::read_dir(database.join("crates").join(&one.name)) else {
-            continue;
-        };
-        for file in folder {
-            let path = file?.path();
-            let text = std::fs::read_to_string(&path)?;
-            let advisory = read_advisory(&text).with_context(|| path.display().to_string())?;
-            seen += 1;
-            let About { id, withdrawn, informational } = &advisory.advisory;
-            if withdrawn.is_some() || !affects(&advisory.versions, &one.version)? {
-                continue;
-            }
-            let line = format!("{id} ({} {})", one.name, one.version);
-            match informational.as_deref() {
-                Some(kind @ ("unmaintained" | "notice")) => println!("# {line}: {kind}"),
-                _ if rules.advisories.ignore.contains(id) => println!("# {line}: ignored"),
-                _ => found.push(line),
-            }
+    let snapshot = Snapshot::read(&tree.root)?;
+    let about = format!("advisories of {} ({} days old)", snapshot.date, snapshot.age_days()?);
+    println!("# {about}");
+    let ignored = &rules.advisories.ignore;
+    let locked = advisories::locked(&tree.root)?;
+    checks.run("advisories", || snapshot.judge(&locked, ignored));
+    match deny::program(tree) {
+        Ok(program) => {
+            checks.run("advisories-by-cargo-deny", || deny::run(tree, &program, &snapshot, &locked))
         }
+        Err(error) => checks.skip("advisories-by-cargo-deny", &format!("{error:#}")),
     }
-    println!("# {seen} advisories about these crates");
-    ensure!(found.is_empty(), "known to be vulnerable: {}", found.join(", "));
-    Ok(())
-}
-
-fn read_advisory(text: &str) -> Result<Advisory> {
-    let front = text.strip_prefix(FENCES[0]).and_then(|rest| rest.split_once(FENCES[1]));
-    let (front, _) = front.context("it does not begin with a block of TOML")?;
-    Ok(toml::from_str(front)?)
-}
-
-/// Whether a version is neither patched nor unaffected.
-fn affects(versions: &Versions, version: &str) -> Result<bool> {
-    let version = Version::parse(version)?;
-    for range in versions.patched.iter().chain(&versions.unaffected) {
-        if VersionReq::parse(range).with_context(|| range.clone())?.matches(&version) {
-            return Ok(false);
-        }
+    if let Some(clone) = advisories::clone_here() {
+        checks.run("advisories-of-the-clone", || {
+            let newer = Snapshot::of_clone(&clone)?;
+            let (path, lacks) = (clone.display(), snapshot.lacks_of(&newer));
+            println!("# {path} is of {}", newer.date);
+            if lacks > 0 {
+                println!(
+                    "# {lacks} advisories are new there: cargo xtask advisories --from {path}"
+                );
+            }
+            newer.judge(&locked, ignored)
+        });
     }
-    Ok(true)
+    Ok(match checks.outcome()? {
+        Outcome::Passed(text) => Outcome::Passed(format!("{text}, {about}")),
+        other @ Outcome::Skipped(_) => other,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn rules() -> Rules {
@@ -305,6 +240,7 @@ mod tests {
             licence: "MIT".to_owned(),
             source: Some("registry+https://github.com/rust-lang/crates.io-index".to_owned()),
             folder: PathBuf::new(),
+            linked_with: Vec::new(),
         }
     }
 
@@ -361,18 +297,5 @@ mod tests {
         let skip = |name: &str| Named { name: name.to_owned(), reason: "a reason".to_owned() };
         rules.bans.skip = vec![skip("a@1.0.0"), skip("b@1.0.0")];
         assert_eq!(rules.duplicates(&crates), ["deny.toml skips b@1.0.0, which is no duplicate"]);
-    }
-
-    #[test]
-    fn an_advisory_is_about_versions() {
-        let text = "```toml\n[advisory]\nid = \"RUSTSEC-2000-0001\"\n\n[versions]\npatched = [\">= 1.2.3\", \">= 0.9.5, < 1.0.0\"]\n\
-                    unaffected = [\"< 0.5\"]\n```\n\n# Title\n";
-        let Advisory { versions, .. } = read_advisory(text).unwrap();
-        for (version, is_affected) in
-            [("1.2.2", true), ("1.2.3", false), ("0.9.9", false), ("0.9.0", true), ("0.4.0", false)]
-        {
-            assert_eq!(affects(&versions, version).unwrap(), is_affected, "{version}");
-        }
-        assert!(read_advisory("# no front matter").is_err());
     }
 }

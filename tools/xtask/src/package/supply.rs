@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::rules::Rules;
@@ -24,6 +25,19 @@ pub(super) struct Crate {
     /// `None`: of this repository.
     pub(super) source: Option<String>,
     pub(super) folder: PathBuf,
+    /// The names by which the bill of materials refers to the crates that it is linked with.
+    pub(super) linked_with: Vec<String>,
+}
+
+impl Crate {
+    /// Its package URL, by which the bill of materials refers to it.
+    fn purl(&self) -> String {
+        purl(&self.name, &self.version)
+    }
+}
+
+fn purl(name: &str, version: &str) -> String {
+    format!("pkg:cargo/{name}@{version}")
 }
 
 /// All crates in the program.
@@ -38,10 +52,7 @@ pub(super) struct Supply {
 impl Supply {
     /// Asks cargo.
     pub(super) fn read(root: &Path) -> Result<Self> {
-        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        let args = ["metadata", "--locked", "--format-version=1", "--filter-platform", &platform];
-        let ended = Task::new("cargo").args(args).dir(root).limit(120).check()?;
-        Self::of(&serde_json::from_str(&ended.stdout)?)
+        Self::of(&serde_json::from_str(&metadata(root)?)?)
     }
 
     /// The crates that the program is linked from, by cargo's description.
@@ -59,21 +70,26 @@ impl Supply {
         let program = packages.iter().find(|(_, package)| package["name"] == "raceline");
         let (id, program) = program.context("cargo metadata does not know the program")?;
         let (mut linked, mut left) = (BTreeSet::new(), vec![id.clone()]);
+        let linked_with = |id: &String| -> Vec<String> {
+            let dependencies = nodes.get(id).map(|node| list(&node["deps"])).unwrap_or_default();
+            let is_linked = |dependency: &&Value| {
+                list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null())
+            };
+            dependencies.iter().filter(is_linked).map(|other| text(&other["pkg"])).collect()
+        };
         while let Some(id) = left.pop() {
-            let node =
-                nodes.get(&id).with_context(|| format!("cargo metadata does not resolve {id}"))?;
-            for dependency in list(&node["deps"]) {
-                let is_linked =
-                    list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
-                if is_linked && !linked.contains(&text(&dependency["pkg"])) {
-                    left.push(text(&dependency["pkg"]));
-                }
-            }
+            ensure!(nodes.contains_key(&id), "cargo metadata does not resolve {id}");
+            left.extend(linked_with(&id).into_iter().filter(|other| !linked.contains(other)));
             linked.insert(id);
         }
         let describe = |id: &String| {
             let package = &packages[id];
+            let named = |id: &String| {
+                let package = packages.get(id)?;
+                Some(purl(&text(&package["name"]), &text(&package["version"])))
+            };
             Crate {
+                linked_with: linked_with(id).iter().filter_map(named).collect(),
                 name: text(&package["name"]),
                 version: text(&package["version"]),
                 licence: text(&package["license"]).replace('/', " OR "),
@@ -97,23 +113,35 @@ impl Supply {
         Ok(())
     }
 
-    /// The bill of materials, CycloneDX 1.5.
-    pub(super) fn sbom(&self) -> Result<Vec<u8>> {
+    /// The bill of materials, CycloneDX 1.5: the program, its crates with the sums of their archives, and who is linked
+    /// with whom. It bears the time of the packages.
+    pub(super) fn sbom(&self, root: &Path, time: &str) -> Result<Vec<u8>> {
+        let sums = sums(&std::fs::read_to_string(root.join("Cargo.lock"))?)?;
         let component = |one: &Crate, kind: &str| {
-            let purl = format!("pkg:cargo/{}@{}", one.name, one.version);
-            json!({
+            let purl = one.purl();
+            let mut component = json!({
                 "type": kind, "bom-ref": purl, "name": one.name, "version": one.version, "purl": purl,
                 "licenses": [{ "expression": one.licence }],
-            })
+            });
+            if let Some(sum) = sums.get(&purl) {
+                component["hashes"] = json!([{ "alg": "SHA-256", "content": sum }]);
+            }
+            component
         };
         let is_program = |one: &&Crate| one.name == "raceline";
         let program = self.crates.iter().find(is_program).context("the program is no crate")?;
         let others = self.crates.iter().filter(|one| !is_program(one));
         let components: Vec<Value> = others.map(|one| component(one, "library")).collect();
+        let links = self.crates.iter().map(|one| {
+            // A crate may be there under two names, and stands once all the same.
+            let linked_with: BTreeSet<&String> = one.linked_with.iter().collect();
+            json!({ "ref": one.purl(), "dependsOn": linked_with })
+        });
         let document = json!({
             "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-            "metadata": { "component": component(program, "application") },
+            "metadata": { "timestamp": time, "component": component(program, "application") },
             "components": components,
+            "dependencies": links.collect::<Vec<Value>>(),
         });
         Ok(serde_json::to_vec_pretty(&document)?)
     }
@@ -161,4 +189,28 @@ impl Supply {
         }
         Ok(all)
     }
+}
+
+/// Cargo's description of the workspace, with the crates of this platform.
+pub(super) fn metadata(root: &Path) -> Result<String> {
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let args = ["metadata", "--locked", "--format-version=1", "--filter-platform", &platform];
+    Ok(Task::new("cargo").args(args).dir(root).limit(120).check()?.stdout)
+}
+
+/// The sums of the archives that Cargo.lock asks for, by package URL.
+fn sums(lock: &str) -> Result<BTreeMap<String, String>> {
+    #[derive(Deserialize)]
+    struct Lock {
+        package: Vec<Locked>,
+    }
+    #[derive(Deserialize)]
+    struct Locked {
+        name: String,
+        version: String,
+        checksum: Option<String>,
+    }
+    let lock: Lock = toml::from_str(lock).context("Cargo.lock")?;
+    let sum = |one: Locked| Some((purl(&one.name, &one.version), one.checksum?));
+    Ok(lock.package.into_iter().filter_map(sum).collect())
 }

@@ -123,6 +123,26 @@ fn replies_that_are_missing_late_or_wrong() {
 }
 
 #[test]
+fn the_first_address_with_a_daemon_is_taken() {
+    let peer = Peer::start(Box::new(|request| Some(reply(request, Value::from(7)))));
+    let at = |name: &str| Address::Unix(peer.dir.path().join(name));
+    // A daemon that died leaves a socket behind.
+    drop(UnixListener::bind(peer.dir.path().join("left")).unwrap());
+    let few = Duration::from_secs(20);
+    let mut connection = Connection::open_first(&[at("left"), at("sock")], few, 0).unwrap();
+    assert_eq!(connection.address(), &at("sock"));
+    assert_eq!(connection.call("one", &Map::new()).unwrap(), 7);
+    let error = Connection::open_first(&[at("left"), at("none")], few, 1).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, ClientError::Nowhere(_)), "{text}");
+    for part in ["left (Connection refused", "none (No such file", "-s or RACELINE_RPC_SOCKET"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let usual = Address::usual().map(|address| address.to_string());
+    assert_eq!(usual, ["/run/raceline/rpc.sock", "/var/tmp/spdk.sock"]);
+}
+
+#[test]
 fn nobody_there() {
     let dir = tempfile::tempdir().unwrap();
     let address = Address::new(dir.path().join("none").to_str().unwrap(), 1);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::{Bdev as _, Identity, IoPath, SharedBdev};
-use raceline_host::{HostConfig, Policy, RemoteController, RemotePath, RemoteState, Transport};
+use raceline_host::{
+    HostConfig, Policy, RemoteController, RemoteCounts, RemotePath, RemoteState, Transport,
+};
 use raceline_proto::host::ControllerInfo;
 use raceline_proto::nvme::NamespaceId;
 use raceline_proto::nvme::ana::AnaState;
@@ -51,6 +53,15 @@ impl Link {
             Self::Remote(remote) => state_name(&remote.state()),
             Self::Drive(drive) => drive.state(),
         }
+    }
+
+    /// What it has done, how many paths it has, and how many of these are up; `None` for a local drive.
+    #[must_use]
+    pub fn counts(&self) -> Option<(RemoteCounts, usize, usize)> {
+        let Self::Remote(remote) = self else { return None };
+        let paths = remote.paths();
+        let up = paths.iter().filter(|path| matches!(path.state, RemoteState::Up)).count();
+        Some((remote.counts(), paths.len(), up))
     }
 
     /// Its transport identifier as SPDK shows it.
@@ -258,9 +269,10 @@ fn controller_data(info: &ControllerInfo) -> Value {
     })
 }
 
-/// A namespace by one path, as SPDK describes it.
+/// A namespace by one path, as SPDK describes it. While the path is lost, `last` says what the controller is: what all
+/// controllers of the subsystem have in common.
 #[must_use]
-pub fn describe_path(path: &RemotePath, nsid: u32) -> Value {
+pub fn describe_path(path: &RemotePath, nsid: u32, last: &ControllerInfo) -> Value {
     let mut text = json!({ "trid": trid_of(&path.config) });
     let mut namespace = json!({ "id": nsid });
     if let Some(association) = &path.association {
@@ -272,6 +284,13 @@ pub fn describe_path(path: &RemotePath, nsid: u32) -> Value {
         if let Some(state) = state {
             namespace["ana_state"] = ana_name(state).into();
         }
+    } else {
+        text["ctrlr_data"] = json!({
+            "model_number": last.model,
+            "serial_number": last.serial,
+            "firmware_revision": last.firmware,
+            "subnqn": last.subnqn.as_ref().map(|nqn| nqn.as_str()),
+        });
     }
     text["ns_data"] = namespace;
     text

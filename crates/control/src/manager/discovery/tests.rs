@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use raceline_host::RdmaDevices;
 use raceline_host::transport::{ProviderError, WaitingDevice};
+use raceline_proto::host::RdmaSubtype;
 use raceline_proto::nvme::HostId;
 
 use super::*;
@@ -25,6 +26,7 @@ fn record(nqn: &str, address: &str) -> DiscoveryRecord {
         subnqn: format!("nqn.2026-01.io.raceline:{nqn}"),
         traddr: traddr.to_owned(),
         sectype: 0,
+        rdma: None,
     }
 }
 
@@ -39,7 +41,7 @@ impl RdmaDevices for Devices {
         _source: Option<IpAddr>,
         _completions: u32,
     ) -> Result<Box<dyn WaitingDevice>, ProviderError> {
-        Err(ProviderError { what: "a test opens none", why: target.to_string() })
+        Err(ProviderError::new("a test opens none", target.to_string()))
     }
 
     fn are_there(&self) -> bool {
@@ -90,12 +92,20 @@ fn a_log_may_hold_anything() {
     let fc = DiscoveryRecord { trtype: 2, ..record("fc", "127.0.0.1:1") };
     let tls = DiscoveryRecord { treq: 1, ..record("tls", "127.0.0.1:1") };
     let concat = DiscoveryRecord { treq: 2, sectype: 2, ..record("concat", "127.0.0.1:1") };
+    let over_rdma = |name, qptype| {
+        let rdma = Some(RdmaSubtype { qptype, prtype: 1, cms: 1 });
+        DiscoveryRecord { trtype: TRTYPE_RDMA, rdma, ..record(name, "127.0.0.1:1") }
+    };
+    let error = usable(&over_rdma("ud", 2)).unwrap_err();
+    assert!(error.contains("queue pairs of type 2") && !error.contains("secure"), "{error}");
+    assert!(usable(&over_rdma("rc", 1)).is_ok());
     let name = DiscoveryRecord { subnqn: String::new(), ..record("x", "127.0.0.1:1") };
     let records = vec![
         fc,
         tls,
         concat,
         name,
+        over_rdma("ud", 2),
         record("host", "localhost:1"),
         record("port", "127.0.0.1:65536"),
         record("good", "127.0.0.1:1"),

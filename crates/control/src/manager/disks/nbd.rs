@@ -29,6 +29,19 @@ impl NbdDisk {
     }
 }
 
+/// Ends a disk with the daemon. One that is mounted waits for the next daemon, as after the daemon was killed.
+pub(super) fn end(disk: Disk) {
+    if !disk.is_held() {
+        return stop(disk);
+    }
+    let path = path(disk.index());
+    tracing::warn!(
+        "{path} is in use, by a mount, swap, RAID or device mapper: it stays, and its I/O waits for 60 s at most until this \
+         daemon starts again, and fails after that; `nbd-client -d {path}` removes it"
+    );
+    disk.leave();
+}
+
 /// Ends a disk of a daemon that goes on without it, or ends.
 pub(super) fn stop(disk: Disk) {
     let path = path(disk.index());

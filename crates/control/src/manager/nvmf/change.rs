@@ -5,7 +5,7 @@ use std::sync::Arc;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::no_wait::MayWait;
 use raceline_target::{
-    Entrance, ListenerAna, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target,
+    Entrance, ListenerAna, Patience, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target,
     load_rdma_libraries,
 };
 use serde_json::{Value, json};
@@ -111,26 +111,75 @@ impl Change<'_> {
         options: TransportOptions,
         params: Value,
     ) -> Result<(), ManagerError> {
-        if self.model().nvmf.target(target)?.has_transport() {
-            return Err(ManagerError::exists("transport", "TCP"));
-        }
-        let before = self.model_mut().nvmf.target_mut(target)?.running.take();
-        let served_iscsi = before.is_some();
-        self.stop_cores(before)?;
-        if let Err(error) = self.start_cores(target, Some(options)) {
-            if served_iscsi {
-                self.start_cores(target, None)?;
+        let rdma = self.manager().rdma_options(target);
+        {
+            let model = self.model();
+            let found = model.nvmf.target(target)?;
+            if found.has_tcp() {
+                return Err(ManagerError::exists("transport", "TCP"));
             }
-            return Err(error);
+            if let Some(rdma) = rdma {
+                rdma.limits.check_against(&options)?;
+            }
+            if found.transport().is_some_and(|own| *own != options) && found.listens() {
+                let text = "the cores of the target serve RDMA with other options than these: remove its RDMA listeners \
+                            before, and add them again";
+                return Err(ManagerError::Invalid(text.to_owned()));
+            }
+        }
+        self.change_cores(target, &options)?;
+        if let Some(rdma) = rdma {
+            let streams = self.rdma_streams(&options, rdma);
+            let mut model = self.model_mut();
+            let found = model.nvmf.target_mut(target)?;
+            // Listeners keep what carries them; the options are the same then.
+            if !found.listens() {
+                found.rdma = Some(streams);
+            }
+        }
+        if let Some(running) = &mut self.model_mut().nvmf.target_mut(target)?.running {
+            running.has_tcp = true;
         }
         self.put(key(target, &["transport"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }
 
-    /// Lets a target have RDMA listeners. Their limits are those of its transport TCP, which comes first.
+    /// Has the cores of a target run with these options. They start anew unless they have them: whoever is connected by
+    /// iSCSI logs in again.
+    fn change_cores(
+        &mut self,
+        target: &str,
+        options: &TransportOptions,
+    ) -> Result<(), ManagerError> {
+        if self.model().nvmf.target(target)?.transport() == Some(options) {
+            return Ok(());
+        }
+        let before = self.model_mut().nvmf.target_mut(target)?.running.take();
+        let transport_before = before.as_ref().map(|running| running.transport.clone());
+        self.stop_cores(before)?;
+        if let Err(error) = self.start_cores(target, Some(options.clone())) {
+            if let Some(transport) = transport_before {
+                self.start_cores(target, transport)?;
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// What carries the connections of RDMA listeners.
+    fn rdma_streams(&self, options: &TransportOptions, rdma: RdmaOptions) -> Arc<RdmaStreams> {
+        Arc::new(RdmaStreams::new(RdmaConfig {
+            shared_receives: if rdma.no_srq { 0 } else { rdma.max_srq_depth },
+            reads_regions: rdma.zcopy,
+            ..RdmaConfig::of(&live::target_config(options, self.manager()))
+        }))
+    }
+
+    /// Lets a target have RDMA listeners. Their limits are those of its transport TCP, if there is one.
     ///
     /// # Errors
-    /// When there is such a transport, there is none for TCP, or the RDMA libraries cannot be loaded.
+    /// When there is such a transport, TCP has other limits than are named, a core cannot start, or the RDMA libraries
+    /// cannot be loaded.
     pub fn create_rdma_transport(
         &mut self,
         target: &str,
@@ -142,25 +191,25 @@ impl Change<'_> {
             if found.rdma.is_some() {
                 return Err(ManagerError::exists("transport", RDMA));
             }
-            found.running.as_ref().and_then(|running| running.transport.clone())
+            found.transport().cloned()
         };
-        let Some(options) = options else {
-            let text = "the cores of a target start with the options of its transport TCP, which hold for RDMA as \
-                        well: create that transport first";
-            return Err(ManagerError::Invalid(text.to_owned()));
-        };
+        if let Some(tcp) = &options {
+            rdma.limits.check_against(tcp)?;
+        }
         load_rdma_libraries().map_err(|error| ManagerError::Invalid(error.to_string()))?;
-        let config = RdmaConfig {
-            shared_receives: if rdma.no_srq { 0 } else { rdma.max_srq_depth },
-            reads_regions: rdma.zcopy,
-            ..RdmaConfig::of(&live::target_config(&options, self.manager()))
-        };
-        let streams = Arc::new(RdmaStreams::new(config));
+        let options = options.unwrap_or_else(|| rdma.limits.options());
+        self.change_cores(target, &options)?;
+        let streams = self.rdma_streams(&options, rdma);
         self.model_mut().nvmf.target_mut(target)?.rdma = Some(streams);
-        let RdmaOptions { max_srq_depth, no_srq, zcopy } = rdma;
-        let params = json!({
+        let RdmaOptions { limits, max_srq_depth, no_srq, zcopy } = rdma;
+        let mut params = json!({
             "trtype": RDMA, "max_srq_depth": max_srq_depth, "no_srq": no_srq, "zcopy": zcopy,
         });
+        if let (Some(params), Ok(Value::Object(limits))) =
+            (params.as_object_mut(), serde_json::to_value(limits))
+        {
+            params.extend(limits);
+        }
         self.put(key(target, &["rdma"]), entry(target, "nvmf_create_transport", params));
         Ok(())
     }
@@ -212,7 +261,7 @@ impl Change<'_> {
         }
         self.model().start_balancing(&cores, &self.manager().config().connections);
         self.model_mut().nvmf.target_mut(target)?.running =
-            Some(Running { transport, cpus, target: cores });
+            Some(Running { transport, has_tcp: false, cpus, target: cores });
         Ok(())
     }
 
@@ -365,10 +414,14 @@ impl Change<'_> {
                 let text = format!("{nqn} has {MAX_LISTENERS} listeners already");
                 return Err(ManagerError::Invalid(text));
             }
-            let cores = found.cores().filter(|_| found.has_transport());
-            let cores = cores.ok_or_else(|| ManagerError::missing("transport", "TCP"))?;
+            let (trtype, is_there) = match address.is_rdma() {
+                true => (RDMA, found.rdma.is_some()),
+                false => ("TCP", found.has_tcp()),
+            };
+            let cores = found.cores().filter(|_| is_there);
+            let cores = cores.ok_or_else(|| ManagerError::missing("transport", trtype))?;
             let entrance = match address.is_rdma() {
-                true => rdma_entrance(found, level)?,
+                true => rdma_entrance(found, level, self.manager().rdma_patience())?,
                 false => found.secure_channel.entrance(level, model.ktls()),
             };
             (cores, entrance)
@@ -512,12 +565,17 @@ fn check_subsystem(nqn: &Nqn, options: &SubsystemOptions) -> Result<(), ManagerE
 }
 
 /// How connections come in by an RDMA listener of this level.
-fn rdma_entrance(target: &NvmfTarget, level: PortLevel) -> Result<Entrance, ManagerError> {
+fn rdma_entrance(
+    target: &NvmfTarget,
+    level: PortLevel,
+    patience: Patience,
+) -> Result<Entrance, ManagerError> {
     if level.security.tls || level.concatenates {
         let text = "TLS is for TCP: an RDMA listener has no secure channel";
         return Err(ManagerError::Invalid(text.to_owned()));
     }
     let streams = target.rdma.clone().ok_or_else(|| ManagerError::missing("transport", RDMA))?;
+    streams.set_patience(patience);
     Ok(Entrance { streams: Some(streams), authentication: level.security.authentication })
 }
 

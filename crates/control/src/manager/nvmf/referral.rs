@@ -7,6 +7,8 @@ use serde::Serialize;
 use super::ListenAddress;
 use crate::manager::ManagerError;
 
+/// TRTYPE of RDMA in the Discovery log.
+const TRTYPE_RDMA: u8 = 1;
 /// TRTYPE of TCP in the Discovery log.
 const TRTYPE_TCP: u8 = 3;
 
@@ -37,7 +39,7 @@ impl Referral {
             Nqn::new(&self.subnqn).map_err(|error| ManagerError::Invalid(error.to_string()))?;
         let ListenAddress { adrfam, traddr, trsvcid, .. } = self.address.clone();
         Ok(raceline_target::Referral {
-            trtype: TRTYPE_TCP,
+            trtype: if self.address.is_rdma() { TRTYPE_RDMA } else { TRTYPE_TCP },
             adrfam: if adrfam == "IPv6" { 2 } else { 1 },
             traddr,
             trsvcid,

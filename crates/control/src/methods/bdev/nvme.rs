@@ -236,8 +236,12 @@ fn attach(call: &Call<'_>, params: Attach) -> Result<Vec<String>, RpcError> {
     } else {
         config
     };
-    let remote = RemoteController::connect(config)
-        .map_err(|error| RpcError::errno(libc::EIO).because(error))?;
+    // Without a number, there is room for the cores and namespaces that are usual.
+    let connect = match params.num_io_queues {
+        Some(_) => RemoteController::connect_exactly,
+        None => RemoteController::connect,
+    };
+    let remote = connect(config).map_err(|error| RpcError::errno(libc::EIO).because(error))?;
     remote.count_paths(Options::current(call.manager).io_path_stat.unwrap_or(false));
     paths::prefer_kept(call, &remote, &params, &hostnqn)?;
     let policy = paths::policy_options(&params, &Options::current(call.manager));

@@ -59,7 +59,12 @@ fn referral(
     }
     let subnqn = super::nqn(subnqn.as_deref().unwrap_or(super::DISCOVERY_WORD))?;
     let subnqn = subnqn.as_str().to_owned();
-    Ok(Referral { address: address.parse()?, secure_channel, subnqn })
+    let address = address.parse_listener()?;
+    if secure_channel && address.is_rdma() {
+        let text = "secure_channel is for TCP: nothing encrypts RDMA";
+        return Err(RpcError::invalid_params(text));
+    }
+    Ok(Referral { address, secure_channel, subnqn })
 }
 
 #[derive(Deserialize)]

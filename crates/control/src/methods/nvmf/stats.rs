@@ -115,11 +115,8 @@ fn get(call: &Call<'_>, params: Get) -> Result<Value, RpcError> {
     };
     let devices = rdma.map(|streams| streams.devices());
     let groups = cores.iter().flat_map(|cores| cores.poll_groups()).enumerate();
-    let describe = |(core, group): (usize, PollGroupStats)| {
-        // The queues of a device may be on any core, so the first one has what the devices count.
-        let devices = devices.as_deref().map(|all| if core == 0 { all } else { &[] });
-        describe_group(core, &group, devices)
-    };
+    let describe =
+        |(core, group): (usize, PollGroupStats)| describe_group(core, &group, devices.as_deref());
     let groups: Vec<Value> = groups.map(describe).collect();
     let hosts = cores.iter().flat_map(|cores| cores.hosts());
     let hosts: Vec<Value> = hosts.map(|host| describe_host(&host)).collect();
@@ -144,7 +141,11 @@ fn describe_group(
             "pending_data_buffer": group.rdma.buffer_waits,
             "current_admin_qpairs": group.rdma.admin_queues,
             "current_io_qpairs": group.rdma.io_queues,
-            "devices": devices.iter().map(describe_device).collect::<Vec<_>>(),
+            "devices": devices
+                .iter()
+                .filter(|device| device.core == core)
+                .map(describe_device)
+                .collect::<Vec<_>>(),
         })
     });
     let transports: Vec<Value> = [Some(tcp), rdma].into_iter().flatten().collect();
@@ -176,6 +177,7 @@ fn describe_device(device: &RdmaDeviceStats) -> Value {
         "total_recv_wrs": counts.receives,
         "recv_doorbell_updates": counts.receive_posts,
         "refused_queues": counts.refused,
+        "lost_receives": counts.lost_receives,
     })
 }
 

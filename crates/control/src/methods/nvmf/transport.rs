@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{RpcError, code};
-use crate::manager::nvmf::{RdmaOptions, TransportOptions};
+use crate::manager::nvmf::{RdmaLimits, RdmaOptions, TransportOptions};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -24,20 +24,16 @@ struct Create {
     trtype: String,
     #[serde(skip_serializing)]
     tgt_name: Option<String>,
-    #[serde(default = "Create::max_queue_depth")]
-    max_queue_depth: u16,
+    max_queue_depth: Option<u16>,
     max_io_qpairs_per_ctrlr: Option<u16>,
     /// Sent by clients before SPDK 20.04; it counts the admin queue.
     #[serde(skip_serializing)]
     max_qpairs_per_ctrlr: Option<u16>,
-    #[serde(default = "Create::in_capsule_data_size")]
-    in_capsule_data_size: u32,
-    #[serde(default = "Create::max_io_size")]
-    max_io_size: u32,
+    in_capsule_data_size: Option<u32>,
+    max_io_size: Option<u32>,
     #[serde(default, rename = "io_unit_size", skip_serializing)]
     _io_unit_size: Option<u32>,
-    #[serde(default = "Create::max_aq_depth")]
-    max_aq_depth: u16,
+    max_aq_depth: Option<u16>,
     #[serde(default, rename = "num_shared_buffers", skip_serializing)]
     _num_shared_buffers: Option<u32>,
     #[serde(default, rename = "buf_cache_size", skip_serializing)]
@@ -60,7 +56,13 @@ struct Create {
     ack_timeout: u32,
     #[serde(default)]
     data_wr_pool_size: u32,
-    /// Of RDMA only.
+    /// Of RDMA only; the last three have no effect.
+    #[serde(default, rename = "num_cqe", skip_serializing)]
+    _num_cqe: Option<u32>,
+    #[serde(default, rename = "acceptor_backlog", skip_serializing)]
+    _acceptor_backlog: Option<i32>,
+    #[serde(default, rename = "no_wr_batching", skip_serializing)]
+    _no_wr_batching: Option<bool>,
     #[serde(skip_serializing)]
     max_srq_depth: Option<u32>,
     #[serde(skip_serializing)]
@@ -73,21 +75,41 @@ struct Create {
     min_kato: u32,
 }
 
-/// SPDK's defaults for TCP, except for the largest transfer: hosts that read 256 KiB at once are common,
-/// and larger commands need no more memory here.
 impl Create {
-    fn max_queue_depth() -> u16 {
-        128
+    /// A call that has these options.
+    fn of(options: &TransportOptions) -> Self {
+        Self {
+            trtype: String::new(),
+            tgt_name: None,
+            max_queue_depth: Some(options.max_queue_depth),
+            max_io_qpairs_per_ctrlr: Some(options.max_io_qpairs_per_ctrlr),
+            max_qpairs_per_ctrlr: None,
+            in_capsule_data_size: Some(options.in_capsule_data_size),
+            max_io_size: Some(options.max_io_size),
+            _io_unit_size: None,
+            max_aq_depth: Some(options.max_aq_depth),
+            _num_shared_buffers: None,
+            _buf_cache_size: None,
+            iobuf_small_cache_size: 0,
+            iobuf_large_cache_size: 0,
+            dif_insert_or_strip: false,
+            zcopy: false,
+            c2h_success: options.c2h_success,
+            sock_priority: options.sock_priority,
+            abort_timeout_sec: Self::abort_timeout_sec(),
+            ack_timeout: options.ack_timeout,
+            data_wr_pool_size: 0,
+            _num_cqe: None,
+            _acceptor_backlog: None,
+            _no_wr_batching: None,
+            max_srq_depth: None,
+            no_srq: None,
+            disable_command_passthru: false,
+            kas: options.kas,
+            min_kato: options.min_kato,
+        }
     }
-    fn in_capsule_data_size() -> u32 {
-        4096
-    }
-    fn max_io_size() -> u32 {
-        1 << 20
-    }
-    fn max_aq_depth() -> u16 {
-        128
-    }
+
     fn c2h_success() -> bool {
         true
     }
@@ -104,8 +126,6 @@ impl Create {
 
 /// The greatest socket priority that needs no privilege is 6; SPDK takes 0 to 16.
 const MAX_SOCK_PRIORITY: u32 = 16;
-/// SPDK's default for TCP.
-const MAX_IO_QPAIRS: u16 = 127;
 
 fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     let target = super::target_name(params.tgt_name.clone());
@@ -122,25 +142,36 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         ("disable_command_passthru", params.disable_command_passthru),
     ])?;
     check_ranges(&params)?;
-    let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?;
-    let existing = call.manager.model().nvmf.target(&target)?.has_transport();
+    let usual = TransportOptions::default();
+    let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?
+        .unwrap_or(usual.max_io_qpairs_per_ctrlr);
+    let existing = call.manager.model().nvmf.target(&target)?.has_tcp();
     if existing {
         let text = format!("Transport type '{}' already exists", params.trtype);
         return Err(RpcError::internal(text));
     }
-    let params =
-        Create { trtype: "TCP".to_owned(), max_io_qpairs_per_ctrlr: Some(io_queues), ..params };
+    let max_io_size = params.max_io_size.unwrap_or(usual.max_io_size);
+    let in_capsule = params.in_capsule_data_size.unwrap_or(usual.in_capsule_data_size);
     let options = TransportOptions {
-        max_queue_depth: params.max_queue_depth,
+        max_queue_depth: params.max_queue_depth.unwrap_or(usual.max_queue_depth),
         max_io_qpairs_per_ctrlr: io_queues,
-        in_capsule_data_size: params.in_capsule_data_size.min(params.max_io_size),
-        max_io_size: params.max_io_size,
-        max_aq_depth: params.max_aq_depth,
+        in_capsule_data_size: in_capsule.min(max_io_size),
+        max_io_size,
+        max_aq_depth: params.max_aq_depth.unwrap_or(usual.max_aq_depth),
         sock_priority: params.sock_priority,
         ack_timeout: params.ack_timeout,
         c2h_success: params.c2h_success,
         kas: params.kas,
         min_kato: params.min_kato,
+    };
+    let params = Create {
+        trtype: "TCP".to_owned(),
+        max_queue_depth: Some(options.max_queue_depth),
+        max_io_qpairs_per_ctrlr: Some(io_queues),
+        in_capsule_data_size: Some(in_capsule),
+        max_io_size: Some(max_io_size),
+        max_aq_depth: Some(options.max_aq_depth),
+        ..params
     };
     let kept = serde_json::to_value(&params).unwrap_or_default();
     call.manager
@@ -149,8 +180,11 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// The limits of RDMA are those of TCP; only its receives, and how data are read, have parameters of their own.
+/// The cores of a target have one set of limits for TCP and RDMA. Only the receives of RDMA, and how data are read, have
+/// parameters of their own.
 fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, RpcError> {
+    check_ranges(params)?;
+    let io_queues = io_queues(params.max_io_qpairs_per_ctrlr, params.max_qpairs_per_ctrlr)?;
     refuse(&[
         ("dif_insert_or_strip", params.dif_insert_or_strip),
         ("disable_command_passthru", params.disable_command_passthru),
@@ -160,6 +194,13 @@ fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, R
         return Err(RpcError::internal(text));
     }
     let options = RdmaOptions {
+        limits: RdmaLimits {
+            max_queue_depth: params.max_queue_depth,
+            max_io_qpairs_per_ctrlr: io_queues,
+            in_capsule_data_size: params.in_capsule_data_size,
+            max_io_size: params.max_io_size,
+            max_aq_depth: params.max_aq_depth,
+        },
         max_srq_depth: params.max_srq_depth.unwrap_or(SHARED_RECEIVES),
         no_srq: params.no_srq.unwrap_or(false),
         zcopy: params.zcopy,
@@ -176,7 +217,7 @@ fn check_ranges(params: &Create) -> Result<(), RpcError> {
     let wrong = [
         (params.sock_priority > MAX_SOCK_PRIORITY, "sock_priority must be 0 to 16".to_owned()),
         (
-            !depths.contains(&params.max_aq_depth),
+            params.max_aq_depth.is_some_and(|depth| !depths.contains(&depth)),
             format!("max_aq_depth must be {} to {}", depths.start(), depths.end()),
         ),
         (params.kas == 0, "kas must be at least 1, in units of 100 ms".to_owned()),
@@ -189,7 +230,7 @@ fn check_ranges(params: &Create) -> Result<(), RpcError> {
 }
 
 /// I/O queues of a controller, from the present parameter or the old one, which counts the admin queue.
-fn io_queues(now: Option<u16>, old: Option<u16>) -> Result<u16, RpcError> {
+fn io_queues(now: Option<u16>, old: Option<u16>) -> Result<Option<u16>, RpcError> {
     let of_old = match old {
         None => None,
         Some(all @ 2..) => Some(all - 1),
@@ -206,7 +247,7 @@ fn io_queues(now: Option<u16>, old: Option<u16>) -> Result<u16, RpcError> {
             );
             Err(RpcError::invalid_params(text))
         }
-        (now, of_old) => Ok(now.or(of_old).unwrap_or(MAX_IO_QPAIRS)),
+        (now, of_old) => Ok(now.or(of_old)),
     }
 }
 
@@ -222,9 +263,11 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     super::check_target(call.manager, &name)?;
     let tcp = call.manager.transport_params(&name);
     let mut transports: Vec<Value> = tcp.into_iter().collect();
-    if let Some(options) = call.manager.rdma_options(&name)
-        && let Some(mut rdma) = transports.first().cloned()
-    {
+    let all = call.manager.model().nvmf.target(&name)?.transport().cloned();
+    if let Some((options, all)) = call.manager.rdma_options(&name).zip(all) {
+        // What the transports have in common is shown as TCP has it.
+        let alone = || serde_json::to_value(Create::of(&all)).unwrap_or_default();
+        let mut rdma = transports.first().cloned().unwrap_or_else(alone);
         rdma["trtype"] = "RDMA".into();
         rdma["max_srq_depth"] = options.max_srq_depth.into();
         rdma["no_srq"] = options.no_srq.into();

@@ -177,6 +177,10 @@ impl PathSet {
         let Held { queue, command: Returned { command, user, fate, tried, error }, fence } = held;
         match self.members[at].submit(cx, queue, command, user, self.counts_paths) {
             Ok(()) => {
+                // Others have not been on a path before.
+                if !matches!(error, CommandError::NoPath | CommandError::NotSent) {
+                    self.counters.resubmitted.add(1);
+                }
                 if is_uncertain {
                     self.members[at].note_tried(queue);
                 }

@@ -1,24 +1,24 @@
 //! The target of a column: one file, with a listener for each protocol, and what bounds the hosts.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use raceline_bdev::SharedBdev;
-use raceline_host::{RdmaDevices, SystemDevices};
+use raceline_host::RdmaDevices;
 use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Mode, StreamProvider};
 use raceline_target::{
     Hash, HostLimit, InitiatorGroupConfig, LunConfig, NamespaceConfig, PortalGroupConfig,
-    PortalMap, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig,
-    TargetError, TargetNodeConfig, Weight, load_rdma_libraries,
+    PortalMap, QosLimits, RdmaStreams, SubsystemConfig, Target, TargetConfig, TargetError,
+    TargetNodeConfig, Weight,
 };
 use raceline_tls::{ClientPsk, PskTable, TlsAcceptor};
 
 use super::super::Options;
 use super::super::settings::{ConvergedSettings, Mix, Wire};
 use crate::bed;
-use crate::subject::TemporaryFile;
+use crate::subject::{Rdma, TemporaryFile};
 
 /// The initiator of iSCSI.
 pub(super) const INITIATOR: &str = "iqn.2026-01.io.raceline:papers-converged-host";
@@ -28,44 +28,6 @@ const NODE: &str = "iqn.2026-01.io.raceline:papers-converged";
 const UUID: [u8; 16] = *b"raceline-papers4";
 /// The tag of the only group of each kind of iSCSI.
 const TAG: u16 = 1;
-/// Entries of the completion queue with which a device is tried.
-const PROBE_ENTRIES: u32 = 16;
-
-/// Makes what carries the listener for RDMA of a target with this configuration.
-type MakeStreams = dyn Fn(&TargetConfig) -> Arc<RdmaStreams> + Send + Sync;
-
-/// What carries NVMe/RDMA.
-pub(super) struct Rdma {
-    pub(super) address: IpAddr,
-    pub(super) devices: Arc<dyn RdmaDevices>,
-    pub(super) streams: Box<MakeStreams>,
-}
-
-impl Rdma {
-    /// The device of this machine that has the address.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub(super) fn here(address: Option<IpAddr>) -> Result<Self, String> {
-        let address = address.ok_or(
-            "an RDMA adapter, or rdma_rxe over a network device: name the address of its interface \
-             with --rdma ADDR; nothing stands in for it",
-        )?;
-        let open = || {
-            load_rdma_libraries().map_err(|error| error.to_string())?;
-            let devices: Arc<dyn RdmaDevices> = Arc::new(SystemDevices);
-            let at = SocketAddr::new(address, 0);
-            let device = devices.open(at, Some(address), PROBE_ENTRIES);
-            device.map_err(|error| error.to_string())?;
-            Ok(devices)
-        };
-        let devices =
-            open().map_err(|why: String| format!("an RDMA device at {address}: {why}"))?;
-        let streams = |config: &TargetConfig| Arc::new(RdmaStreams::new(RdmaConfig::of(config)));
-        Ok(Self { address, devices, streams: Box::new(streams) })
-    }
-}
-
 /// A target with all its listeners.
 pub(super) struct Served {
     target: Target,
@@ -91,7 +53,9 @@ impl Served {
         let bytes = u64::from(first.memory_mib) << 20;
         let device = TemporaryFile::filled(bytes)?.into_device(true)?;
         let config = config(lanes, &options.cpus[..1]);
-        let streams = rdma.map(|rdma| (rdma.address, (rdma.streams)(&config)));
+        let streams =
+            rdma.map(|rdma| Ok::<_, String>((rdma.free_address()?, (rdma.streams)(&config))));
+        let streams = streams.transpose()?;
         let address = options.bed.target_addr();
         let devices = rdma.map(|rdma| Arc::clone(&rdma.devices));
         let start = || -> Result<Self, String> {
@@ -117,7 +81,7 @@ impl Served {
         device: SharedBdev,
         bytes: u64,
         address: IpAddr,
-        streams: Option<(IpAddr, Arc<RdmaStreams>)>,
+        streams: Option<(SocketAddr, Arc<RdmaStreams>)>,
     ) -> Result<Self, (Target, String)> {
         let subsystem = Nqn::new(SUBSYSTEM).expect("a constant NQN");
         let node = Name::new(NODE).expect("a constant name");
@@ -138,8 +102,7 @@ impl Served {
             let tls = target.add_listener_with(any_port, Some(acceptor)).map_err(text)?;
             let iscsi = portal(&target, &node, device, any_port).map_err(text)?;
             let rdma = match streams {
-                Some((address, streams)) => {
-                    let at = SocketAddr::new(address, free_port(address)?);
+                Some((at, streams)) => {
                     let streams: Arc<dyn StreamProvider> = streams;
                     Some(target.add_listener_with(at, Some(streams)).map_err(text)?)
                 }
@@ -251,11 +214,4 @@ fn portal(
     })?;
     // One portal was asked for, and one listens.
     Ok(portals.first().copied().unwrap_or(address))
-}
-
-/// A listener for RDMA has a number of its own, which the kernel chooses for TCP here.
-fn free_port(address: IpAddr) -> Result<u16, String> {
-    let text = |error: std::io::Error| format!("a free port of {address}: {error}");
-    let listener = TcpListener::bind((address, 0)).map_err(text)?;
-    Ok(listener.local_addr().map_err(text)?.port())
 }

@@ -1,76 +1,54 @@
 //! All four protocols at once in one target, NVMe/RDMA over a simulated network; and what is left without it.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use raceline_host::RdmaDevices;
-use raceline_rdma::fake::{Network, NetworkConfig};
-use raceline_rdma::verbs::ProviderError;
-use raceline_rdma::waiting::WaitingDevice;
-use raceline_target::{RdmaConfig, RdmaStreams, TargetConfig};
-
 use super::super::{Journal, Timing};
 use super::*;
 use crate::catalogue::Catalogue;
 use crate::record::{Effort, Record};
+use crate::subject::fabric::with_fabric;
+use crate::subject::{Rdma, RdmaSource};
 
-/// Each queue of a host gets a device of the simulated network.
-#[derive(Debug)]
-struct Devices(Network);
+/// How long runs are. A busy machine may leave a host no time for a single command in a short one, and longer ones follow.
+const TIMES: [Duration; 4] = [
+    Duration::from_millis(300),
+    Duration::from_secs(2),
+    Duration::from_secs(8),
+    Duration::from_secs(30),
+];
 
-impl RdmaDevices for Devices {
-    fn open(
-        &self,
-        _: SocketAddr,
-        _: Option<std::net::IpAddr>,
-        _: u32,
-    ) -> Result<Box<dyn WaitingDevice>, ProviderError> {
-        Ok(Box::new(self.0.add_device()))
-    }
+fn timing(time: Duration) -> Timing {
+    Timing { blocks: 1, ramp: Duration::from_millis(20), time, is_stated: false }
 }
 
-/// What runs over the simulated network; the thread moves it until it is told to stop.
-fn with_fabric<T>(work: impl FnOnce(Rdma, &Network) -> T) -> T {
-    let network = Network::new(NetworkConfig::default());
-    let stop = AtomicBool::new(false);
-    let result = std::thread::scope(|scope| {
-        let moved = network.clone();
-        let stopped = &stop;
-        scope.spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                if !moved.step() {
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-            }
+fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync), time: Duration) -> Options<'a> {
+    Options { timing: timing(time), until: 1, ..super::super::tests::plain_options(stop) }
+}
+
+/// The record of the first runs in all of which commands ended, and reads were checked.
+fn measured(mut record: impl FnMut(Duration) -> Option<Record>, series: &[&str]) -> Option<Record> {
+    let mut found = None;
+    for time in TIMES {
+        let record = record(time)?;
+        let has = |series: &str, column: &str, metric: &str| {
+            value(&record, series, column, metric).is_some_and(|it| it > 0.0)
+        };
+        let ends = series.iter().all(|series| {
+            let mut columns = COLUMNS.iter();
+            let both = columns.all(|it| has(series, it, "iops") && has(series, it, "checked"));
+            both && has(series, "alone", "iops")
         });
-        let target = network.clone();
-        let streams = move |config: &TargetConfig| {
-            let network = target.clone();
-            let open = move |_| Ok(Box::new(network.add_device()) as _);
-            Arc::new(RdmaStreams::over(RdmaConfig::of(config), open))
-        };
-        let rdma = Rdma {
-            address: std::net::Ipv4Addr::LOCALHOST.into(),
-            devices: Arc::new(Devices(network.clone())),
-            streams: Box::new(streams),
-        };
-        let result = work(rdma, &network);
-        stop.store(true, Ordering::Relaxed);
-        result
-    });
-    assert_eq!(network.misuses(), Vec::<String>::new());
-    result
+        found = Some(record);
+        if ends {
+            break;
+        }
+    }
+    found
 }
 
-fn options<'a>(stop: &'a (dyn Fn() -> bool + Sync)) -> Options<'a> {
-    let ms = Duration::from_millis;
-    let timing = Timing { blocks: 1, ramp: ms(20), time: ms(300), is_stated: false };
-    Options { timing, until: 1, ..super::super::tests::plain_options(stop) }
-}
+/// The columns in which the protocols run at once.
+const COLUMNS: [&str; 3] = ["together", "weights", "limits"];
 
 /// The record of the experiment, with so many limits for a machine that does other things.
-fn record(rdma: Result<Rdma, String>) -> Option<Record> {
+fn record(rdma: Result<Rdma, String>, time: Duration) -> Option<Record> {
     let _alone = super::super::tests::alone();
     let catalogue = Catalogue::builtin().unwrap_or_else(|error| panic!("{error}"));
     let mut experiment = catalogue.find("CONVERGED").unwrap().clone();
@@ -79,13 +57,14 @@ fn record(rdma: Result<Rdma, String>) -> Option<Record> {
         series.settings.remove("limit_iops");
         series.settings.insert("limit_iops".to_owned(), 200.into());
     }
-    let options = Options { effort: Effort::Normal, ..options(&|| false) };
+    let rdma = RdmaSource::of(rdma);
+    let options = Options { effort: Effort::Normal, rdma, ..options(&|| false, time) };
     if options.cpus.len() < 2 {
         return None;
     }
     let mut report = |_| {};
     let mut journal = Journal::open(&experiment, &options, &mut report).unwrap();
-    measure_with(&experiment, &options, &mut journal, rdma).unwrap_or_else(|why| panic!("{why}"));
+    measure(&experiment, &options, &mut journal).unwrap_or_else(|why| panic!("{why}"));
     Some(journal.record)
 }
 
@@ -96,11 +75,13 @@ fn value(record: &Record, series: &str, column: &str, metric: &str) -> Option<f6
 
 #[test]
 fn four_protocols_run_at_once_and_every_byte_is_right() {
-    let Some(record) = with_fabric(|rdma, _| record(Ok(rdma))) else { return };
+    const SERIES: [&str; 4] = ["tcp", "tls", "iscsi", "rdma"];
+    let once = |time| with_fabric(|rdma, _| record(Ok(rdma), time));
+    let Some(record) = measured(once, &SERIES) else { return };
     assert!(record.missing.is_empty(), "{:?}", record.missing);
-    for column in ["together", "weights", "limits"] {
+    for column in COLUMNS {
         let mut all = 0.0;
-        for series in ["tcp", "tls", "iscsi", "rdma"] {
+        for series in SERIES {
             let of = |metric: &str| value(&record, series, column, metric);
             assert!(of("iops").unwrap() > 0.0 && of("checked").unwrap() > 0.0, "{series} {column}");
             all += of("share_percent").unwrap();
@@ -118,7 +99,8 @@ fn four_protocols_run_at_once_and_every_byte_is_right() {
 
 #[test]
 fn without_a_device_the_row_of_rdma_is_missing_by_name() {
-    let Some(record) = record(Rdma::here(None).map(|_| unreachable!())) else { return };
+    let once = |time| record(RdmaSource::at(None).find(), time);
+    let Some(record) = measured(once, &["tcp", "tls", "iscsi"]) else { return };
     let [missing] = &record.missing[..] else { panic!("{:?}", record.missing) };
     assert!(missing.what.contains("series rdma: NVMe/RDMA"), "{missing:?}");
     assert!(missing.why.contains("--rdma ADDR"), "{missing:?}");
@@ -126,7 +108,7 @@ fn without_a_device_the_row_of_rdma_is_missing_by_name() {
     assert_eq!(value(&record, "rdma", "together", "iops"), None);
     // An address without a device is named, too.
     let at = "192.0.2.77".parse().unwrap();
-    let why = Rdma::here(Some(at)).err().unwrap();
+    let why = RdmaSource::at(Some(at)).find().err().unwrap();
     assert!(why.contains("192.0.2.77"), "{why}");
 }
 
@@ -161,14 +143,31 @@ fn lanes_but(other: Wire, depth: u16, io_bytes: u32) -> Vec<ConvergedSettings> {
         .to_vec()
 }
 
-fn hosts_of(served: &Served, lanes: &[ConvergedSettings], options: &Options<'_>) -> Vec<Host> {
-    let host = |lane| Host::new(served, lane, &options.timing, options.cpus[1], options.seed);
+fn hosts_of(
+    served: &Served,
+    lanes: &[ConvergedSettings],
+    options: &Options<'_>,
+    time: Duration,
+) -> Vec<Host> {
+    let host = |lane| Host::new(served, lane, &timing(time), options.cpus[1], options.seed);
     lanes.iter().map(host).collect::<Result<_, _>>().unwrap()
+}
+
+/// Runs hosts, none of which may fail, until each has checked reads.
+fn all_check(beside: &str, mut run: impl FnMut(Duration) -> Result<Vec<Measured>, String>) {
+    let mut found = Vec::new();
+    for time in TIMES {
+        found = run(time).unwrap_or_else(|why| panic!("beside {beside}: {why}"));
+        if found.iter().all(|of| of.checked > 0) {
+            return;
+        }
+    }
+    panic!("beside {beside}: {found:?}");
 }
 
 /// Runs with a target of all protocols, on a machine that has two CPUs.
 fn with_target(rdma: &Rdma, depth: u16, work: impl FnOnce(&Served, &Options<'_>)) {
-    let options = options(&|| false);
+    let options = options(&|| false, TIMES[0]);
     if options.cpus.len() < 2 {
         return;
     }
@@ -185,10 +184,11 @@ fn an_overload_of_one_protocol_leaves_the_data_of_the_others_right() {
     with_fabric(|rdma, _| {
         with_target(&rdma, 64, |served, options| {
             for loud in [Wire::NvmeTcp, Wire::NvmeTls, Wire::Iscsi, Wire::NvmeRdma] {
-                let hosts = hosts_of(served, &lanes_but(loud, 64, 128 << 10), options);
-                let found = hosts::run(options.bed, &hosts, options.stop);
-                let found = found.unwrap_or_else(|why| panic!("beside {}: {why}", loud.name()));
-                assert!(found.iter().all(|of| of.checked > 0), "{}: {found:?}", loud.name());
+                let lanes = lanes_but(loud, 64, 128 << 10);
+                all_check(loud.name(), |time| {
+                    let hosts = hosts_of(served, &lanes, options, time);
+                    hosts::run(options.bed, &hosts, options.stop)
+                });
             }
         });
     });
@@ -202,34 +202,41 @@ fn broken_connections_of_one_protocol_leave_the_others_right() {
             let all = lanes_but(Wire::NvmeTcp, 4, 4096);
             for broken in [Wire::NvmeTcp, Wire::NvmeTls, Wire::Iscsi] {
                 let address = served.address(broken).unwrap();
-                let (found, count) = beside(
-                    || hosts::run(options.bed, &hosts_of(served, &all, options), options.stop),
-                    |turn| {
-                        let mut stream = std::net::TcpStream::connect(address).unwrap();
-                        // Zeroes are a PDU of every protocol that is too short; others are of no known kind.
-                        let byte = u8::try_from(turn % 255).unwrap();
-                        let _ = std::io::Write::write_all(&mut stream, &[byte; 128]);
-                    },
-                );
-                let found = found.unwrap_or_else(|why| panic!("beside {}: {why}", broken.name()));
-                assert!(count > 0 && found.iter().all(|of| of.checked > 0), "{found:?}");
+                all_check(broken.name(), |time| {
+                    let hosts = hosts_of(served, &all, options, time);
+                    let (found, count) = beside(
+                        || hosts::run(options.bed, &hosts, options.stop),
+                        |turn| {
+                            let mut stream = std::net::TcpStream::connect(address).unwrap();
+                            // Zeroes are a PDU of every protocol that is too short; others are of no known kind.
+                            let byte = u8::try_from(turn % 255).unwrap();
+                            let _ = std::io::Write::write_all(&mut stream, &[byte; 128]);
+                        },
+                    );
+                    assert!(count > 0);
+                    found
+                });
             }
             // Every connection of RDMA is cut, again and again, while its host makes them anew.
             let (rdma, others): (Vec<_>, Vec<_>) =
                 all.into_iter().partition(|lane| lane.protocol == Wire::NvmeRdma);
-            let hosts = (hosts_of(served, &rdma, options), hosts_of(served, &others, options));
-            let (found, count) = beside(
-                || hosts::run(options.bed, &hosts.1, options.stop),
-                |_| {
-                    let victim = || hosts::run(options.bed, &hosts.0, options.stop);
-                    let (ended, _) = beside(victim, |_| network.cut_all());
-                    assert!(ended.is_err(), "a host whose connections are cut has no result");
-                },
-            );
-            let found = found.unwrap_or_else(|why| panic!("beside RDMA: {why}"));
-            assert!(count > 0 && found.iter().all(|of| of.checked > 0), "{found:?}");
+            all_check("RDMA", |time| {
+                let rdma = hosts_of(served, &rdma, options, time);
+                let others = hosts_of(served, &others, options, time);
+                let (found, count) = beside(
+                    || hosts::run(options.bed, &others, options.stop),
+                    |_| {
+                        let victim = || hosts::run(options.bed, &rdma, options.stop);
+                        let (ended, _) = beside(victim, |_| network.cut_all());
+                        assert!(ended.is_err(), "a host whose connections are cut has no result");
+                    },
+                );
+                assert!(count > 0);
+                found
+            });
             // And it can be reached as before.
-            hosts::run(options.bed, &hosts.0, options.stop).unwrap_or_else(|why| panic!("{why}"));
+            let rdma = hosts_of(served, &rdma, options, TIMES[0]);
+            hosts::run(options.bed, &rdma, options.stop).unwrap_or_else(|why| panic!("{why}"));
         });
     });
 }

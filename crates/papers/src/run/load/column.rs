@@ -151,6 +151,7 @@ impl ColumnRun<'_> {
             cpus: target,
             device: self.device,
             engine: self.options.engine.as_ref(),
+            rdma: &self.options.rdma,
         };
         let job = job(settings, self.options.timing, self.options.seed);
         let local = |device: &SharedBdev| {
@@ -170,6 +171,9 @@ impl ColumnRun<'_> {
             }
             (SubjectKind::Raceline, Some(_)) if settings.protocol == Protocol::Iscsi => {
                 return Err("an iSCSI target: --target names one of NVMe/TCP".to_owned());
+            }
+            (SubjectKind::Raceline, Some(_)) if settings.protocol == Protocol::NvmeRdma => {
+                return Err("a target over RDMA: --target names one of NVMe/TCP".to_owned());
             }
             (SubjectKind::Raceline, Some((address, nqn))) => {
                 Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))

@@ -1,4 +1,4 @@
-//! The measured host of a series, connected: queues of NVMe/TCP, or sessions of iSCSI.
+//! The measured host of a series, connected: queues of NVMe, or sessions of iSCSI.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ impl<'a> Connected<'a> {
     ) -> Result<Self, RunError> {
         match subject.export() {
             Export::Subsystem(nqn) => {
-                let config = stage::config(settings, subject.address(), &nqn, cores, pace);
+                let config = stage::config(settings, subject, &nqn, cores, pace);
                 let session = Session::connect_stage(&config, watch)?;
                 Ok(Self::Queues(Box::new(session)))
             }

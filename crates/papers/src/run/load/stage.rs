@@ -6,11 +6,12 @@ use std::time::Duration;
 use raceline_bench::Batch;
 use raceline_bench::runner::stage::{Cpus, FileSpec, JobSpec, Route, StageConfig};
 use raceline_bench::workload::RwMode;
-use raceline_host::{HostConfig, I10Config};
+use raceline_host::{HostConfig, I10Config, Transport};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
 use crate::run::settings::{Digest, LoadSettings, Maps, Neighbour, Protocol};
+use crate::subject::Subject;
 
 const HOST: &str = "nqn.2026-01.io.raceline:papers-host";
 const NEIGHBOUR: &str = "nqn.2026-01.io.raceline:papers-neighbour";
@@ -30,7 +31,7 @@ pub(super) struct Pace {
     pub(super) seed: u64,
 }
 
-/// Whether the commands of the job at this position are measured: of NVMe/TCP those of the first job, of iSCSI all.
+/// Whether the commands of the job at this position are measured: of NVMe those of the first job, of iSCSI all.
 pub(super) fn is_measured(settings: &LoadSettings, job: usize) -> bool {
     job == 0 || settings.protocol == Protocol::Iscsi
 }
@@ -62,15 +63,15 @@ pub(super) fn sessions(settings: &LoadSettings, cores: &[usize], pace: Pace) -> 
     }
 }
 
-/// All jobs of a point over NVMe/TCP. The host sleeps until its mode is set.
+/// All jobs of a point over NVMe. The host sleeps until its mode is set.
 pub(super) fn config(
     settings: &LoadSettings,
-    address: SocketAddr,
+    subject: &dyn Subject,
     nqn: &Nqn,
     cores: &[usize],
     pace: Pace,
 ) -> StageConfig {
-    let mut hosts = vec![host(settings, address, nqn)];
+    let mut hosts = vec![host(settings, subject, nqn)];
     let mut jobs = if settings.maps.is_some() {
         readers_and_writer(settings)
     } else {
@@ -111,8 +112,14 @@ pub(super) fn config(
     }
 }
 
-fn host(settings: &LoadSettings, address: SocketAddr, nqn: &Nqn) -> HostConfig {
-    let usual = HostConfig::new(address, nqn.clone(), name(HOST), HOST_ID);
+fn host(settings: &LoadSettings, subject: &dyn Subject, nqn: &Nqn) -> HostConfig {
+    let address = subject.address();
+    let mut usual = HostConfig::new(address, nqn.clone(), name(HOST), HOST_ID);
+    if let Some(devices) = subject.rdma_devices() {
+        usual.transport = Transport::Rdma;
+        usual.source = Some(address.ip());
+        usual.rdma_devices = devices;
+    }
     let connections = settings.total_connections();
     let (io_queues, write_queues) = match settings.maps {
         Some(Maps::Split) => (connections - connections / 2, connections / 2),

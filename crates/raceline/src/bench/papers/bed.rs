@@ -30,6 +30,10 @@ impl Beds {
         experiment: &Experiment,
     ) -> Result<&dyn Bed, Failure> {
         let choice = args.bed;
+        if args.rdma.is_some() && matches!(choice, BedChoice::Veth | BedChoice::Shaped) {
+            let message = "--bed: an RDMA device is in none of the network namespaces of such a link: leave --bed or --rdma out";
+            return Err(Failure::usage(message.to_owned()));
+        }
         let running = args.target.as_ref().or(args.nvmet.as_ref()).map(|(address, _)| address.ip());
         if let Some(address) = running {
             return self.of_running(choice, address);

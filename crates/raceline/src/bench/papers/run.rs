@@ -12,6 +12,7 @@ use raceline_papers::environment;
 use raceline_papers::experiment::Experiment;
 use raceline_papers::record::Effort;
 use raceline_papers::run::{self, Options, RunError, Timing};
+use raceline_papers::subject::RdmaSource;
 use raceline_papers::table;
 use raceline_reactor::affinity::allowed_cores;
 
@@ -157,7 +158,7 @@ impl Shared<'_> {
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
             nvmet: self.args.nvmet.clone(),
-            rdma: self.args.rdma,
+            rdma: RdmaSource::at(self.args.rdma),
             agent: std::env::current_exe().ok(),
             engine,
             cpus: self.cpus.clone(),

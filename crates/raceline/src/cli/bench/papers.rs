@@ -86,7 +86,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
     pub(crate) nvmet: Option<(SocketAddr, Nqn)>,
 
-    /// The address of an interface of this machine that has an RDMA device: NVMe/RDMA takes part in CONVERGED
+    /// The address of an interface of this machine that has an RDMA device: NVMe/RDMA takes part in CONVERGED, CH-F1,
+    /// CH-F2 and CH-T2
     #[arg(long, value_name = "ADDR", help_heading = "Subjects")]
     pub(crate) rdma: Option<IpAddr>,
 

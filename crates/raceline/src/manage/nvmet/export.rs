@@ -214,13 +214,14 @@ impl Exporter {
 
     fn listener(&mut self, nqn: &str, listener: &Value) {
         let address = &listener["address"];
-        if !text(&address["trtype"]).eq_ignore_ascii_case("tcp") {
-            self.remark(format!("an address of {nqn} by {}", text(&address["trtype"])));
+        let transport = text(&address["trtype"]).to_ascii_lowercase();
+        if !["tcp", "rdma"].contains(&transport.as_str()) {
+            self.remark(format!("an address of {nqn} by {transport}"));
             return;
         }
         let (host, service) = (text(&address["traddr"]), text(&address["trsvcid"]));
         let mut addr = json!({
-            "trtype": "tcp",
+            "trtype": transport,
             "adrfam": text(&address["adrfam"]).to_ascii_lowercase(),
             "traddr": host,
             "trsvcid": service,
@@ -291,11 +292,16 @@ mod tests {
         };
         exporter.listener(nqn, &listener("non_optimized"));
         exporter.listener("nqn.2014-08.org.example:2", &listener("optimized"));
+        let mut rdma = listener("optimized");
+        rdma["address"]["trtype"] = "RDMA".into();
+        exporter.listener(nqn, &rdma);
         let document = exporter.document();
         let device = &document["subsystems"][0]["namespaces"][0]["device"];
         assert_eq!(device["nguid"], "ef90689c-6c46-d44c-89c1-4067801309a8");
         assert_eq!(document["subsystems"][0]["namespaces"].as_array().map(Vec::len), Some(1));
-        assert_eq!(document["ports"].as_array().map(Vec::len), Some(1));
+        let ports = document["ports"].as_array().into_iter().flatten();
+        let kinds: Vec<&Value> = ports.map(|port| &port["addr"]["trtype"]).collect();
+        assert_eq!(kinds, ["tcp", "rdma"]);
         assert_eq!(document["ports"][0]["ana_groups"][1]["ana"]["state"], "non-optimized");
         assert_eq!(document["hosts"][0]["nqn"], "nqn.2014-08.org.example:h");
         for words in ["key k of host", "m is neither", "up to 8192", "one state for all"] {

@@ -34,7 +34,8 @@ const KNOWN_ATTRIBUTES: &[&str] = &[
 pub(super) struct Taken {
     pub(super) devices: Vec<String>,
     pub(super) keys: Vec<String>,
-    pub(super) has_transport: bool,
+    /// Its transports, in small letters.
+    pub(super) transports: Vec<String>,
     pub(super) keys_folder: PathBuf,
 }
 
@@ -170,38 +171,42 @@ impl Planner {
         }
     }
 
-    /// The cores start with the transport, which has the data in capsules of all ports.
+    /// The cores start with the transport, which has one value of these for all ports.
     fn transport(&mut self, root: &Node<'_>) -> Result<(), String> {
-        let mut sizes = BTreeSet::new();
-        for port in root.list("ports")? {
-            let size = port.member("param").text("inline_data_size")?;
-            let size = size.and_then(|text| text.parse::<i64>().ok()).filter(|size| *size > 0);
-            sizes.extend(size);
-        }
-        let size = sizes.last().copied();
-        if self.taken.has_transport {
-            if let Some(size) = size {
-                self.remark(
-                    "/ports",
-                    format!(
-                        "inline_data_size {size} is not set, because the transport is there already"
-                    ),
-                );
-            }
+        let inline = self.largest(root, "inline_data_size")?;
+        let queue = self.largest(root, "max_queue_size")?;
+        if self.has_transport("tcp") {
             return Ok(());
         }
-        if sizes.len() > 1 {
-            self.remark(
-                "/ports",
-                format!(
-                    "all ports have the largest inline_data_size, {}",
-                    sizes.iter().max().unwrap_or(&0)
-                ),
-            );
+        let mut params = json!({ "trtype": "TCP", "in_capsule_data_size": inline });
+        if let Some(entries) = queue {
+            params["max_queue_depth"] = entries.into();
         }
-        let params = json!({ "trtype": "TCP", "in_capsule_data_size": size });
         self.step("the TCP transport", "nvmf_create_transport", params, None);
         Ok(())
+    }
+
+    /// The largest value that a port has of a parameter; the kernel takes its own where it is not positive.
+    fn largest(&mut self, root: &Node<'_>, name: &str) -> Result<Option<i64>, String> {
+        let mut values = BTreeSet::new();
+        for port in root.list("ports")? {
+            let value = port.member("param").text(name)?;
+            let value = value.and_then(|text| text.parse::<i64>().ok()).filter(|value| *value > 0);
+            values.extend(value);
+        }
+        let Some(&largest) = values.last() else { return Ok(None) };
+        if self.has_transport("tcp") {
+            let text =
+                format!("{name} {largest} is not set, because the transport is there already");
+            self.remark("/ports", text);
+        } else if values.len() > 1 {
+            self.remark("/ports", format!("all ports have the largest {name}, {largest}"));
+        }
+        Ok(Some(largest))
+    }
+
+    fn has_transport(&self, name: &str) -> bool {
+        self.taken.transports.iter().any(|transport| transport == name)
     }
 
     // ------------------------------------------------------------------------------ hosts
@@ -442,13 +447,17 @@ impl Planner {
         let addr = port.member("addr");
         let transport = addr.text("trtype")?.unwrap_or_default();
         let subsystems = port.list("subsystems")?;
-        if transport != "tcp" {
+        let is_rdma = transport == "rdma";
+        if transport != "tcp" && !(is_rdma && self.has_transport("rdma")) {
             let names: Result<Vec<&str>, String> = subsystems.iter().map(Node::itself).collect();
-            let text = format!(
-                "transport {transport} has no counterpart here; there is no way by it to {}",
-                join(&names?)
-            );
-            self.remark(&path, text);
+            let why = if is_rdma {
+                "transport rdma is not there: start the daemon with --rdma, and make the transport with `raceline rpc \
+                 nvmf_create_transport trtype=RDMA` before the import"
+                    .to_owned()
+            } else {
+                format!("transport {transport} has no counterpart here")
+            };
+            self.remark(&path, format!("{why}; there is no way by it to {}", join(&names?)));
             return Ok(());
         }
         if subsystems.is_empty() {
@@ -488,6 +497,11 @@ impl Planner {
                 &format!("{path}/param_pi_enable"),
                 "there is no protection information here",
             );
+        }
+        if let Some(mdts) = param.text("mdts")?.filter(|mdts| mdts != "0") {
+            let text =
+                format!("{mdts} is not set: max_io_size of nvmf_create_transport is for all ports");
+            self.remark(&format!("{path}/param_mdts"), text);
         }
         for name in param.value.as_object().into_iter().flat_map(Map::keys) {
             if !["pi_enable", "inline_data_size", "max_queue_size", "mdts"].contains(&name.as_str())
@@ -538,7 +552,7 @@ impl Planner {
         let name = referral.text("name")?.unwrap_or_else(|| "?".to_owned());
         let path = format!("{path}/referrals/{name}");
         let addr = referral.member("addr");
-        if addr.text("trtype")?.as_deref() != Some("tcp") {
+        if !matches!(addr.text("trtype")?.as_deref(), Some("tcp" | "rdma")) {
             self.remark(&path, "its transport has no counterpart here");
             return Ok(());
         }
@@ -580,8 +594,9 @@ fn address(path: &str, addr: &Node<'_>) -> Result<Value, String> {
             given.escape_debug()
         ));
     }
+    let transport = addr.text("trtype")?.unwrap_or_default().to_ascii_uppercase();
     Ok(
-        json!({ "trtype": "TCP", "adrfam": family, "traddr": ip.to_string(), "trsvcid": port.to_string() }),
+        json!({ "trtype": transport, "adrfam": family, "traddr": ip.to_string(), "trsvcid": port.to_string() }),
     )
 }
 

@@ -7,6 +7,7 @@ use raceline_bdev::SharedBdev;
 
 use super::Iscsi;
 use crate::changes::iscsi_config::{ChapPolicy, PortalMap};
+use crate::records::counters::IscsiTotals;
 
 /// A target node, as it is configured now.
 #[derive(Clone)]
@@ -63,7 +64,47 @@ pub struct IscsiConnectionInfo {
     pub core: usize,
 }
 
+/// What the initiators of a target node have done, over all present and past sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IscsiNodeStats {
+    /// The target node.
+    pub name: String,
+    /// Its sessions now.
+    pub sessions: usize,
+    /// Its sessions, those that are gone included.
+    pub sessions_ever: u64,
+    /// What these have done.
+    pub totals: IscsiTotals,
+}
+
 impl Iscsi<'_> {
+    /// What the initiators of each target node have done, by name. The target remembers 4096 nodes that have had
+    /// sessions.
+    #[must_use]
+    pub fn stats(&self) -> Vec<IscsiNodeStats> {
+        let names: Vec<String> = self
+            .target
+            .control
+            .lock()
+            .iscsi
+            .view
+            .nodes
+            .values()
+            .map(|node| node.name.clone())
+            .collect();
+        let mut all = self.target.control.shared.sessions().by_node();
+        for name in names {
+            all.entry(name).or_default();
+        }
+        let stats = all.into_iter().map(|(name, node)| IscsiNodeStats {
+            name,
+            sessions: node.sessions,
+            sessions_ever: node.sessions_ever,
+            totals: node.totals,
+        });
+        stats.collect()
+    }
+
     /// The target nodes, by name.
     #[must_use]
     pub fn target_nodes(&self) -> Vec<TargetNodeInfo> {

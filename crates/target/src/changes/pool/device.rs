@@ -108,6 +108,8 @@ impl Channel for BusyChannel {
                 Some(Payload::Shared(data, 0..len))
             }
             Op::Flush
+            | Op::ReadPages { .. }
+            | Op::WritePages { .. }
             | Op::WriteZeroes { .. }
             | Op::Deallocate { .. }
             | Op::Copy { .. }

@@ -1,6 +1,6 @@
 //! Fused Compare and Write: both halves or neither, nothing in between (Base 2.0, 3.4.2).
 
-use raceline_bdev::Op;
+use raceline_bdev::{Op, OpKind};
 use raceline_proto::controller::IoCommand;
 use raceline_proto::nvme::command::Fuse;
 use raceline_proto::nvme::{Cqe, Status};
@@ -240,8 +240,12 @@ impl Commands {
         };
         let slot = self.slots.get(key);
         if slot.sqe.fuse() == Fuse::Second {
-            let status = slot.status;
-            return self.end_fused(core, partner, Status::SUCCESS, Some(status));
+            let (status, came) = (slot.status, slot.came);
+            self.end_fused(core, partner, Status::SUCCESS, Some(status));
+            if status.is_success() {
+                self.out.counters.count_time(OpKind::Write, came, cx.now);
+            }
+            return;
         }
         if slot.status.is_success() {
             slot.status = compare(slot, payload.as_ref());

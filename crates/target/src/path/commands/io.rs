@@ -63,7 +63,10 @@ impl Commands {
             return Ok(taken);
         }
         match self.take(sqe, in_capsule) {
-            Ok(command) => self.begin_io(cx, core, command, parsed, rest),
+            Ok(command) => {
+                self.slots.get(command.key()).came = Some(cx.now);
+                self.begin_io(cx, core, command, parsed, rest);
+            }
             Err(NoSlot::Duplicate) => self.refuse_duplicate(core, sqe),
             Err(NoSlot::Overrun) => return Err(Violation::QueueOverrun),
         }
@@ -449,8 +452,9 @@ impl Commands {
         payload: Payload,
     ) {
         let slot = self.slots.get(command.key());
-        let (cid, len) = (slot.cid(), u64::from(slot.transfer.len));
+        let (cid, len, came) = (slot.cid(), u64::from(slot.transfer.len), slot.came);
         self.count_read(path, len);
+        self.out.counters.count_time(OpKind::Read, came, cx.now);
         if self.out.queue.data_digest() {
             return self.send_with_digest(cx, core, command, payload);
         }
@@ -482,8 +486,9 @@ impl Commands {
                 self.answer_read(cx, core, command, path, payload);
             }
             (Way::Write(path), _) if slot.is_write() => {
-                let len = u64::from(slot.transfer.len);
+                let (len, came) = (u64::from(slot.transfer.len), slot.came);
                 self.count_write(path, len);
+                self.out.counters.count_time(OpKind::Write, came, cx.now);
                 self.finish(core, command, cqe);
             }
             _ => self.finish(core, command, cqe),

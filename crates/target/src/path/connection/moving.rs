@@ -29,9 +29,11 @@ pub(crate) struct Moving {
 
 impl Connection {
     /// Another core is to have the connection, if it is an I/O queue in use. It receives no more here. Gives whether it
-    /// moves.
+    /// moves. A connection over RDMA stays where its queue pair is.
     pub(crate) fn begin_move(&mut self, core: &mut Core, to: usize) -> bool {
-        let in_use = matches!(self.role, Role::Io) && self.life.state == LifeState::Open;
+        let in_use = matches!(self.role, Role::Io)
+            && self.life.state == LifeState::Open
+            && !self.ends.is_rdma;
         let moves =
             in_use && !self.life.draining && self.moving.is_none() && self.suspended.is_none();
         if moves {

@@ -11,6 +11,7 @@ mod teardown;
 mod throttled;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use raceline_bdev::Done;
@@ -31,6 +32,7 @@ use crate::path::choice::{
 };
 use crate::path::core::Core;
 use crate::path::shares::ShareId;
+use crate::records::counters::SessionCounters;
 use crate::records::early::Ticket;
 use crate::records::names::{ConnKey, Ends, ISCSI_OWNER, LocalCommand, Place, SlotKey};
 
@@ -103,6 +105,8 @@ pub(crate) struct Connection {
     successors: Vec<Place>,
     /// The initiator's part of the I/O buffers, while any host has a weight.
     share: Option<ShareId>,
+    /// What the session has done.
+    counters: Arc<SessionCounters>,
 }
 
 impl Connection {
@@ -156,6 +160,7 @@ impl Connection {
             next_management: 0,
             successors: Vec::new(),
             share: None,
+            counters: Arc::default(),
         };
         connection.arm_timer(cx);
         connection.start_recv(cx);

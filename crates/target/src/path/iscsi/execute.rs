@@ -67,6 +67,15 @@ impl Work {
         }
     }
 
+    /// Whether it has written blocks with data of the initiator when it succeeds.
+    #[inline]
+    pub(crate) fn writes_blocks(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Write | Kind::WriteAndVerify(_) | Kind::OrWrite | Kind::CompareAndWrite
+        )
+    }
+
     /// What reservations have to allow for it when it goes to its device.
     pub(crate) fn group(&self) -> AccessGroup {
         match self.kind {

@@ -173,7 +173,7 @@ fn try_out(config: &HostConfig, credentials: &Arc<Credentials>) -> Result<(), Rp
     let store = CredentialStore::default();
     store.set(Some(Arc::clone(credentials)));
     let config = HostConfig { credentials: store, io_queues: 1, ..config.clone() };
-    let tried = RemoteController::connect(config.within(CONNECT_TIMEOUT));
+    let tried = RemoteController::connect_exactly(config.within(CONNECT_TIMEOUT));
     let tried = tried.map_err(|error| {
         let detail = format!("{error}. The keys are as before");
         RpcError::errno(libc::EACCES).because(detail)

@@ -127,6 +127,50 @@ fn what_has_no_counterpart_is_named_by_its_path() {
 }
 
 #[test]
+fn a_port_by_rdma_moves_where_the_transport_is() {
+    let nqn = "nqn.2014-08.org.example:1";
+    let mut rdma = tcp(&[nqn]);
+    rdma["portid"] = 2.into();
+    rdma["addr"]["trtype"] = "rdma".into();
+    let saved = json!({ "subsystems": [{ "nqn": nqn, "attr": {} }], "ports": [tcp(&[nqn]), rdma] });
+    let ways = |transports: &[&str]| {
+        let transports = transports.iter().map(|&name| name.to_owned()).collect();
+        let planned = make(&saved, Taken { transports, ..Taken::default() }).unwrap();
+        let listeners = calls(&planned, "nvmf_subsystem_add_listener");
+        let kinds = listeners.iter().map(|call| call["listen_address"]["trtype"].clone());
+        (kinds.collect::<Vec<_>>(), planned.plan.remarks.join("\n"))
+    };
+    let (kinds, remarks) = ways(&["tcp", "rdma"]);
+    assert_eq!(kinds, ["TCP", "RDMA"]);
+    assert!(!remarks.contains("rdma"), "{remarks}");
+    let (kinds, remarks) = ways(&[]);
+    assert_eq!(kinds, ["TCP"]);
+    assert!(remarks.contains("/ports/2: transport rdma is not there"), "{remarks}");
+    assert!(remarks.contains(nqn), "{remarks}");
+}
+
+#[test]
+fn parameters_of_ports_are_set_for_all_or_named() {
+    let port = |id: u32, entries: &str| {
+        let mut port = tcp(&[]);
+        port["portid"] = id.into();
+        port["param"] = json!({ "max_queue_size": entries, "mdts": "5", "inline_data_size": "-1" });
+        port
+    };
+    let saved = json!({ "ports": [port(1, "64"), port(2, "256")] });
+    let planned = plan_of(&saved).unwrap();
+    let transport = calls(&planned, "nvmf_create_transport")[0];
+    assert_eq!(transport["max_queue_depth"], 256);
+    assert!(transport["in_capsule_data_size"].is_null());
+    remarked(&planned, &["/ports", "largest max_queue_size, 256"]);
+    remarked(&planned, &["/ports/2/param_mdts", "max_io_size"]);
+    let taken = Taken { transports: vec!["tcp".to_owned()], ..Taken::default() };
+    let planned = make(&saved, taken).unwrap();
+    assert!(calls(&planned, "nvmf_create_transport").is_empty());
+    remarked(&planned, &["/ports", "max_queue_size 256 is not set"]);
+}
+
+#[test]
 fn secrets_become_keys_and_are_in_no_text() {
     let secret = DhchapSecret::generate(None).unwrap().to_text();
     let host = "nqn.2014-08.org.example:host";

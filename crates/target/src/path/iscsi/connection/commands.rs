@@ -8,7 +8,7 @@ use raceline_iscsi::target::{Residual, Status, TaskId};
 use raceline_reactor::{Context, Payload};
 use raceline_scsi::{
     Blocks, Change, DataDirection, Plan, PortGroupState, Refusal, Reply, Request, SameData, Sense,
-    Transfer, View, lun_from_wire, plan, plan_without_lun, refuse, reply_copy_status,
+    SenseKey, Transfer, View, lun_from_wire, plan, plan_without_lun, refuse, reply_copy_status,
 };
 
 use super::{Connection, LifeState};
@@ -89,6 +89,7 @@ impl Connection {
         unasked: (u32, u32),
         rest: &[u8],
     ) -> usize {
+        self.counters.commands.add(1);
         let started = self.session.as_mut().and_then(|session| session.started(cx.now));
         let taken = self.begin_command(cx, core, (task, command), unasked, rest);
         if let Some(started) = started {
@@ -181,6 +182,7 @@ impl Connection {
             let payload = if whole == bytes { payload } else { first(payload, bytes) };
             let digests = self.digests(cx, bytes);
             let answer = (payload, residual(transfer.residual));
+            self.counters.count_read(transfer.bytes);
             return self.out.push_read(core, about.task, answer, &digests);
         }
         self.begin(cx, core, about, (Kind::Read, false), blocks, transfer);
@@ -210,7 +212,10 @@ impl Connection {
         self.moved = self.moved.saturating_add(len);
         let offset = blocks.lba * u64::from(about.block_size);
         match core.write_at_once(about.device, offset, data) {
-            Ok(()) => self.answer_good(core, about.task, residual(transfer.residual)),
+            Ok(()) => {
+                self.counters.count_write(transfer.bytes);
+                self.answer_good(core, about.task, residual(transfer.residual));
+            }
             Err(error) => {
                 let why = device_error(error).refusal();
                 self.answer_refusal(core, about.task, (about.lun, Residual::None), &why);
@@ -405,6 +410,10 @@ impl Connection {
         (lun, residual): (u16, Residual),
         why: &Refusal,
     ) {
+        // An attention is news for the initiator, and no error.
+        if why.sense().is_none_or(|sense| sense.key != SenseKey::UnitAttention) {
+            self.counters.errors.add(1);
+        }
         let view = self.session.as_ref().and_then(|session| session.lun_as_seen(lun));
         let in_descriptors = view.is_some_and(|view| view.seen.state.mode.descriptor_sense);
         let sense = why.sense().map(|sense| sense.encode(in_descriptors));
@@ -436,6 +445,9 @@ impl Connection {
     pub(super) fn finish(&mut self, core: &mut Core, key: SlotKey) {
         let Some(slot) = self.slots.get(key) else { return };
         let rest = slot.work.residual;
+        if slot.work.writes_blocks() {
+            self.counters.count_write(slot.work.bytes);
+        }
         if let Some(task) = self.release(core, key) {
             self.answer_good(core, task, rest);
         }
@@ -451,6 +463,9 @@ impl Connection {
     ) {
         let Some(slot) = self.slots.get(key) else { return };
         let (bytes, rest) = (slot.work.bytes as usize, slot.work.residual);
+        if matches!(slot.work.kind, Kind::Read) {
+            self.counters.count_read(slot.work.bytes);
+        }
         let payload = if payload.len() == bytes { payload } else { first(payload, bytes) };
         if let Some(task) = self.release(core, key) {
             let digests = self.digests(cx, bytes);

@@ -141,7 +141,8 @@ impl Connection {
         };
         let place = core.place(self.key);
         let (peer, local) = (self.ends.peer, self.ends.local);
-        let record = SessionRecord { place, tsih: 0, cid: who.cid, peer, local };
+        let counters = Arc::clone(&self.counters);
+        let record = SessionRecord { place, tsih: 0, cid: who.cid, peer, local, counters };
         let max = view.settings.max_sessions;
         let claim = core.shared.sessions().claim(&nexus, record, max);
         match claim {

@@ -1,0 +1,339 @@
+//! Libraries for tests: one device, which does as the test says. Each thread has its own.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+use std::net::SocketAddr;
+use std::os::fd::IntoRawFd;
+
+use super::RdmaDevice;
+use super::connections::address_of;
+use super::layout::{
+    AsyncEvent, CHANGE_MIN_RNR_TIMER, CmEvent, CmId, CompletionChannel, CompletionQueue,
+    ConnectionParameters, DEVICE_MEM_MGT_EXTENSIONS, Device, DeviceAttributes, EventChannel,
+    MemoryRegion, PairAttributes, PairAttributesToChange, QueuePair, VerbsContext, WorkCompletion,
+};
+use super::library::Functions;
+
+/// What the device does, and what was done with it.
+#[derive(Default)]
+pub(super) struct Stub {
+    pub(super) vendor: u32,
+    pub(super) name: &'static str,
+    /// Inline bytes that a queue pair may have, at most.
+    pub(super) inline: u32,
+    /// Addresses that identifiers were bound to.
+    pub(super) bound: Vec<SocketAddr>,
+    /// The inline bytes of each try to make a queue pair.
+    pub(super) tries: Vec<u32>,
+    /// Where connections were to come from, and go to.
+    pub(super) resolved: Vec<(Option<SocketAddr>, SocketAddr)>,
+    /// What the end of a registration answers.
+    pub(super) dereg: c_int,
+    /// The codes of times of retries that queue pairs were given.
+    pub(super) timers: Vec<u8>,
+    /// What the manager was told.
+    pub(super) notified: Vec<u32>,
+    /// What is in the completion queue.
+    pub(super) completions: VecDeque<WorkCompletion>,
+    /// News of the device that nobody has read, and how often some was acknowledged.
+    alarms: VecDeque<AsyncEvent>,
+    pub(super) acknowledged: usize,
+    events: VecDeque<*mut CmEvent>,
+    context: Option<*mut VerbsContext>,
+}
+
+thread_local! {
+    static STUB: RefCell<Stub> = RefCell::default();
+}
+
+/// The device of this thread.
+pub(super) fn stub<T>(look: impl FnOnce(&mut Stub) -> T) -> T {
+    STUB.with_borrow_mut(look)
+}
+
+/// Opens it.
+pub(super) fn open() -> RdmaDevice {
+    let address = "192.0.2.1:0".parse().unwrap();
+    RdmaDevice::open_by(library(), address, 16).unwrap()
+}
+
+/// The kernel says something of the device.
+pub(super) fn alarm(kind: u32, element: usize) {
+    stub(|stub| stub.alarms.push_back(AsyncEvent { element, kind }));
+}
+
+/// The manager says something of an identifier.
+pub(super) fn tell(id: *mut CmId, event: u32, status: c_int) {
+    let said = zeroed::<CmEvent>();
+    // SAFETY: it is alive until it is acknowledged, which frees nothing.
+    unsafe { ((*said).id, (*said).event, (*said).status) = (id, event, status) };
+    stub(|stub| stub.events.push_back(said));
+}
+
+fn fail(errno: c_int) -> c_int {
+    // SAFETY: the thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+fn leak<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+/// Zeroes are valid for what a test makes here.
+fn zeroed<T>() -> *mut T {
+    // SAFETY: structures of numbers, pointers and optional functions.
+    leak(unsafe { std::mem::zeroed() })
+}
+
+/// A descriptor on which nothing comes.
+fn silent() -> c_int {
+    let (reader, writer) = std::io::pipe().unwrap();
+    std::mem::forget(writer);
+    reader.into_raw_fd()
+}
+
+pub(super) fn library() -> &'static Functions {
+    Box::leak(Box::new(Functions {
+        rdma_create_event_channel,
+        rdma_destroy_event_channel,
+        rdma_create_id,
+        rdma_destroy_id,
+        rdma_bind_addr,
+        rdma_create_qp,
+        rdma_destroy_qp,
+        rdma_get_cm_event,
+        rdma_ack_cm_event,
+        rdma_resolve_addr,
+        rdma_accept,
+        rdma_notify,
+        ibv_modify_qp,
+        ibv_reg_mr,
+        ibv_dereg_mr,
+        ibv_get_cq_event,
+        ibv_get_async_event,
+        ibv_ack_async_event,
+        ibv_query_device,
+        ibv_alloc_pd,
+        ibv_dealloc_pd,
+        ibv_create_comp_channel,
+        ibv_destroy_comp_channel,
+        ibv_create_cq,
+        ibv_destroy_cq,
+        ..Functions::none()
+    }))
+}
+
+unsafe extern "C" fn rdma_create_event_channel() -> *mut EventChannel {
+    leak(EventChannel { fd: silent() })
+}
+
+unsafe extern "C" fn rdma_destroy_event_channel(_: *mut EventChannel) {}
+
+unsafe extern "C" fn rdma_create_id(
+    _: *mut EventChannel,
+    id: *mut *mut CmId,
+    _: *mut c_void,
+    _: c_int,
+) -> c_int {
+    // SAFETY: the caller has room for an identifier.
+    unsafe { *id = zeroed() };
+    0
+}
+
+unsafe extern "C" fn rdma_destroy_id(_: *mut CmId) -> c_int {
+    0
+}
+
+/// The device's context, the same for all who ask.
+fn context() -> *mut VerbsContext {
+    stub(|stub| {
+        *stub.context.get_or_insert_with(|| {
+            let (context, device) = (zeroed::<VerbsContext>(), zeroed::<Device>());
+            // SAFETY: both are alive for ever.
+            unsafe {
+                let name = &mut (*device).name;
+                name[..stub.name.len()].copy_from_slice(stub.name.as_bytes());
+                (*context).device = device;
+                (*context).ops.poll_cq = Some(poll_cq);
+                ((*context).async_fd, (*context).cmd_fd) = (silent(), silent());
+            }
+            context
+        })
+    })
+}
+
+unsafe extern "C" fn rdma_bind_addr(id: *mut CmId, address: *mut libc::sockaddr) -> c_int {
+    // SAFETY: the callers here give a whole storage.
+    let address = address_of(unsafe { &*address.cast::<libc::sockaddr_storage>() }).unwrap();
+    stub(|stub| stub.bound.push(address));
+    // SAFETY: the identifier is one of `rdma_create_id`.
+    unsafe { (*id).verbs = context() };
+    0
+}
+
+unsafe extern "C" fn ibv_query_device(
+    _: *mut VerbsContext,
+    attributes: *mut DeviceAttributes,
+) -> c_int {
+    // SAFETY: the caller has room for them.
+    let attributes = unsafe { &mut *attributes };
+    attributes.max_cqe = 1024;
+    attributes.max_qp_wr = 1024;
+    attributes.device_cap_flags = DEVICE_MEM_MGT_EXTENSIONS;
+    attributes.vendor_id = stub(|stub| stub.vendor);
+    0
+}
+
+unsafe extern "C" fn ibv_alloc_pd(_: *mut VerbsContext) -> *mut c_void {
+    zeroed::<u64>().cast()
+}
+
+unsafe extern "C" fn ibv_dealloc_pd(_: *mut c_void) -> c_int {
+    0
+}
+
+unsafe extern "C" fn ibv_create_comp_channel(_: *mut VerbsContext) -> *mut CompletionChannel {
+    let channel = zeroed::<CompletionChannel>();
+    // SAFETY: it is alive for ever.
+    unsafe { (*channel).fd = silent() };
+    channel
+}
+
+unsafe extern "C" fn ibv_destroy_comp_channel(_: *mut CompletionChannel) -> c_int {
+    0
+}
+
+unsafe extern "C" fn ibv_create_cq(
+    context: *mut VerbsContext,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut CompletionChannel,
+    _: c_int,
+) -> *mut CompletionQueue {
+    leak(CompletionQueue { context })
+}
+
+unsafe extern "C" fn ibv_destroy_cq(_: *mut CompletionQueue) -> c_int {
+    0
+}
+
+unsafe extern "C" fn rdma_create_qp(
+    id: *mut CmId,
+    _: *mut c_void,
+    attributes: *mut PairAttributes,
+) -> c_int {
+    // SAFETY: the caller's, and alive.
+    let asked = unsafe { (*attributes).cap.max_inline_data };
+    let most = stub(|stub| {
+        stub.tries.push(asked);
+        stub.inline
+    });
+    if asked > most {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: the identifier is alive.
+    unsafe { (*id).qp = zeroed::<QueuePair>() };
+    0
+}
+
+unsafe extern "C" fn rdma_destroy_qp(_: *mut CmId) {}
+
+unsafe extern "C" fn rdma_get_cm_event(_: *mut EventChannel, event: *mut *mut CmEvent) -> c_int {
+    let Some(said) = stub(|stub| stub.events.pop_front()) else { return fail(libc::EAGAIN) };
+    // SAFETY: the caller has room for it.
+    unsafe { *event = said };
+    0
+}
+
+unsafe extern "C" fn rdma_ack_cm_event(_: *mut CmEvent) -> c_int {
+    0
+}
+
+unsafe extern "C" fn rdma_resolve_addr(
+    _: *mut CmId,
+    source: *mut libc::sockaddr,
+    address: *mut libc::sockaddr,
+    _: c_int,
+) -> c_int {
+    // SAFETY: the callers here give whole storages, or nothing.
+    let of = |address: *mut libc::sockaddr| unsafe {
+        address.cast::<libc::sockaddr_storage>().as_ref().map(|it| address_of(it).unwrap())
+    };
+    let asked = (of(source), of(address).unwrap());
+    stub(|stub| stub.resolved.push(asked));
+    0
+}
+
+unsafe extern "C" fn rdma_accept(_: *mut CmId, _: *mut ConnectionParameters) -> c_int {
+    0
+}
+
+unsafe extern "C" fn rdma_notify(_: *mut CmId, event: c_uint) -> c_int {
+    stub(|stub| stub.notified.push(event));
+    0
+}
+
+unsafe extern "C" fn ibv_modify_qp(
+    _: *mut QueuePair,
+    attributes: *mut PairAttributesToChange,
+    mask: c_int,
+) -> c_int {
+    assert_eq!(mask, CHANGE_MIN_RNR_TIMER);
+    // SAFETY: the caller's, and alive.
+    let timer = unsafe { (*attributes).min_rnr_timer };
+    stub(|stub| stub.timers.push(timer));
+    0
+}
+
+unsafe extern "C" fn ibv_reg_mr(
+    _: *mut c_void,
+    _: *mut c_void,
+    _: usize,
+    _: c_int,
+) -> *mut MemoryRegion {
+    zeroed()
+}
+
+unsafe extern "C" fn ibv_dereg_mr(_: *mut MemoryRegion) -> c_int {
+    stub(|stub| stub.dereg)
+}
+
+unsafe extern "C" fn ibv_get_cq_event(
+    _: *mut CompletionChannel,
+    _: *mut *mut CompletionQueue,
+    _: *mut *mut c_void,
+) -> c_int {
+    fail(libc::EAGAIN)
+}
+
+unsafe extern "C" fn poll_cq(
+    _: *mut CompletionQueue,
+    count: c_int,
+    into: *mut WorkCompletion,
+) -> c_int {
+    let count = usize::try_from(count).unwrap();
+    let taken: Vec<WorkCompletion> = stub(|stub| {
+        let count = count.min(stub.completions.len());
+        stub.completions.drain(..count).collect()
+    });
+    for (n, done) in taken.iter().enumerate() {
+        // SAFETY: the caller has room for `count` of them.
+        unsafe { *into.add(n) = *done };
+    }
+    c_int::try_from(taken.len()).unwrap()
+}
+
+unsafe extern "C" fn ibv_get_async_event(_: *mut VerbsContext, event: *mut AsyncEvent) -> c_int {
+    let Some(said) = stub(|stub| stub.alarms.pop_front()) else { return fail(libc::EAGAIN) };
+    // SAFETY: the caller has room for it.
+    unsafe { *event = said };
+    0
+}
+
+unsafe extern "C" fn ibv_ack_async_event(_: *mut AsyncEvent) {
+    stub(|stub| stub.acknowledged += 1);
+}

@@ -1,0 +1,47 @@
+# Shell functions for the scripts about disks by `raceline connect --as ublk`: a disk that is there, jobs on it, and its end.
+# lib.sh has to be sourced before.  The program raceline is beside this script.
+
+RACELINE=./raceline
+DISK=/dev/ublkb0
+
+# start_disk ARGUMENT...: makes the disk $DISK, by a process whose number is in /tmp/connect.pid.
+start_disk() {
+    : >/tmp/connect.out
+    $RACELINE connect --as ublk "$@" >/tmp/connect.out 2>>/tmp/connect.err &
+    echo $! >/tmp/connect.pid
+    until_so 60 grep -q '"ready"' /tmp/connect.out
+    grep -q "\"device\":\"$DISK\"" /tmp/connect.out || fail "not $DISK: $(cat /tmp/connect.out)"
+    [ -b $DISK ] || fail "there is no $DISK"
+}
+# recovered: fails if the disk is another one than before.
+recovered() { grep -q '"recovered":true' /tmp/connect.out || fail "it is another disk: $(cat /tmp/connect.out)"; }
+gone() { ! kill -0 "$(cat /tmp/connect.pid)" 2>/dev/null; }
+# no_disk: removes what an earlier check may have left over.
+no_disk() {
+    $RACELINE disconnect --all --force >/dev/null 2>&1 || true
+    $RACELINE disconnect -d $DISK --force >/dev/null 2>&1 || true
+}
+detach() {
+    $RACELINE disconnect -d $DISK "$@"
+    until_so 30 gone
+    [ ! -e $DISK ] || fail "$DISK is still there"
+    [ ! -e "/dev/ublkc${DISK#/dev/ublkb}" ] || fail "the character device of $DISK is still there"
+    ! grep -q 'panicked' /tmp/connect.err || fail "it panicked: $(cat /tmp/connect.err)"
+}
+has_mib() { [ "$(blockdev --getsize64 $DISK)" = $(($1 << 20)) ]; }
+
+# written: prints how many sectors were written to the disk.
+written() { awk '{ print $7 }' "/sys/block/${DISK#/dev/}/stat"; }
+moved() { [ "$(written)" -gt "$(cat /tmp/before)" ]; }
+# under_way: waits until the disk is written.
+under_way() {
+    written >/tmp/before
+    until_so 60 moved
+}
+# jobs: verifying jobs, one after another, until /tmp/enough is there.
+jobs() {
+    while [ ! -e /tmp/enough ]; do
+        fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m \
+            --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || return 1
+    done
+}
