@@ -13,6 +13,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use raceline_reactor::inheritance::{self, Offer};
 use rustix::fs::{major, minor};
 
@@ -119,20 +121,49 @@ pub(crate) fn lock_file(
     match locked {
         Err(TryLockError::Error(error)) => return Err(error),
         Err(TryLockError::WouldBlock) => {
-            let holder = foreign_lock(object, with_others);
+            let holder = (0..NAME_TRIES).find_map(|_| listed_lock(object, with_others));
             return Ok(Err(holder.unwrap_or_else(|| "another process has locked it".to_owned())));
         }
         Ok(()) => {}
     }
-    Ok(match foreign_lock(object, with_others).or_else(|| other_use_of_file(object)) {
+    Ok(match range_lock(file, object, with_others)?.or_else(|| other_use_of_file(object)) {
         Some(holder) => Err(holder),
         None => Ok(()),
     })
 }
 
+/// How often the name of a process is looked for that has a lock: a line of /proc/locks is missed when others come and go
+/// between two pages of it.
+const NAME_TRIES: u32 = 5;
+
+/// A lock of another process on bytes of the file, which an flock(2) does not see. Readers do not disturb readers.
+///
+/// # Errors
+/// The file system cannot say, and nothing else can.
+fn range_lock(file: &File, object: Object, read_only: bool) -> io::Result<Option<String>> {
+    let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    // From the first byte to whatever end.
+    let mut lock = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_GETLK(&mut lock)) {
+        Ok(_) if lock.l_type == libc::F_UNLCK as libc::c_short => Ok(None),
+        Ok(_) => Ok(Some(describe_process(&lock.l_pid.to_string()))),
+        // File systems without such locks.
+        Err(Errno::EINVAL | Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
+            Ok(listed_lock(object, read_only))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A lock on the file that is not our own, from /proc/locks, whose lines read
 /// `1: FLOCK ADVISORY WRITE 1234 fe:00:9981167 0 EOF`. Readers do not disturb readers.
-fn foreign_lock(object: Object, read_only: bool) -> Option<String> {
+fn listed_lock(object: Object, read_only: bool) -> Option<String> {
     let Object::File { device, inode } = object else { return None };
     let place = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     let locks = fs::read_to_string("/proc/locks").ok()?;

@@ -114,19 +114,42 @@ fn a_file_locked_by_another_process_is_refused_with_its_name() {
 fn a_file_with_another_kind_of_lock_is_refused() {
     let directory = directory();
     let path = image(directory.path(), "disk");
-    let script = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 100); print('locked', flush=True); sys.stdin.read()";
-    let child = Command::new("python3")
-        .args(["-c", script, &path])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
-    let mut ready = [0; 7];
-    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
-    assert_says(&refused(&path), &["is in use: process ", "(python3", "has locked it"]);
-    drop(child.stdin.take());
-    child.wait().unwrap();
-    drop(open(&path).unwrap());
+    let posix = "fcntl.lockf(f, fcntl.LOCK_EX, 1, 100)";
+    let shared = "fcntl.lockf(f, fcntl.LOCK_SH, 1, 100)";
+    // As QEMU locks its images: the lock is the open file's, no process's.
+    let open_file =
+        "fcntl.fcntl(f, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 100, 1, 0))";
+    let process = ["is in use: process ", "(python3", "has locked it"];
+    for (lock, says, readers) in [
+        (posix, process.as_slice(), false),
+        (shared, &process, true),
+        (open_file, &["is in use: another program has locked it"], false),
+    ] {
+        let script = format!(
+            "import fcntl, struct, sys; f = open(sys.argv[1], 'r+'); {lock}; print('locked', flush=True); sys.stdin.read()"
+        );
+        let child = Command::new("python3")
+            .args(["-c", &script, &path])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+        let mut ready = [0; 7];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        // The list of all locks misses one when others change it; this process's and other tests' locks do.
+        for _ in 0..200 {
+            assert_says(&refused(&path), says);
+        }
+        let reads = format!("{path},readonly");
+        if readers {
+            drop(open(&reads).unwrap());
+        } else {
+            assert_says(&refused(&reads), says);
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        drop(open(&path).unwrap());
+    }
 }
 
 #[test]
@@ -156,7 +179,12 @@ fn a_block_device_is_opened_once() {
     let other = common::command("mkfs.ext4", &["-q", disk.path()]).unwrap_err();
     assert!(other.contains("in use"), "{other}");
     drop(device);
-    common::command("mkfs.ext4", &["-q", "-F", disk.path()]).unwrap();
+    // A process that another test is starting has a copy of the descriptor for a moment.
+    let start = std::time::Instant::now();
+    while let Err(error) = common::command("mkfs.ext4", &["-q", "-F", disk.path()]) {
+        assert!(start.elapsed() < std::time::Duration::from_secs(10), "{error}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
 }
 
 #[test]

@@ -165,6 +165,9 @@ fn impatient_after(time: Duration) -> Bed {
     Bed::start_with("file:DIR/disk,size=64M,buffered", |config| config.hold_time = time)
 }
 
+/// Longer than a busy machine may keep a test from looking.
+const UNSEEN: Duration = Duration::from_secs(4);
+
 /// Long before anything else would end the client that is waited for.
 const SOON: Duration = Duration::from_secs(20);
 
@@ -182,7 +185,7 @@ fn is_ended(client: &mut Client) -> bool {
 fn who_holds_the_memory_that_others_wait_for_is_ended() {
     const OWN: u32 = 1 << 20;
     for writes in [false, true] {
-        let bed = impatient();
+        let bed = impatient_after(UNSEEN);
         let mut first = bed.client(false);
         first.write(0, &[0x33; 8192]);
         let mut greedy: Vec<Client> = Vec::new();
@@ -229,11 +232,11 @@ fn who_holds_the_memory_that_others_wait_for_is_ended() {
 /// begun any more.
 #[test]
 fn who_takes_no_replies_holds_others_up_for_a_while_only() {
-    // Longer than a busy machine may keep this test from looking.
-    let bed = impatient_after(Duration::from_secs(4));
+    let bed = impatient_after(UNSEEN);
     let mut first = bed.client(false);
     first.write(0, &[0x33; 4096]);
-    for _ in 0..128 {
+    // Replies to some go to the socket's memory, and give their places to the next ones.
+    for _ in 0..256 {
         first.send(READ, (0, 8192), b"");
     }
     until_read(&bed, 128);
