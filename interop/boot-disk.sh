@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# boot-disk.sh - make a disk with a boot loader from an image made by build-image.sh.
+# boot-disk.sh - make a disk with a boot loader from an image made by build-image.sh or debian-disk.sh.
 #
 # A machine's own firmware can start Debian's kernel from the disk, and the kernel finds its root there.
 #
@@ -24,6 +24,8 @@ trap 'rm -rf "$work"' EXIT
 # ------------------------------------------------------------------- the root
 cp --sparse=always "$image/root.img" "$work/root.img"
 for part in vmlinuz initrd.img; do
+    # (a Debian may have links of these names)
+    debugfs -w -R "rm $part" "$work/root.img" >/dev/null 2>&1
     debugfs -w -R "write $image/$part $part" "$work/root.img" >/dev/null 2>&1
 done
 sectors=$((($(stat -c %s "$work/root.img") + 511) / 512))
@@ -33,7 +35,7 @@ sectors=$((($(stat -c %s "$work/root.img") + 511) / 512))
 # another process writes over code that has run is not seen by QEMU's emulated processor.
 cat >"$work/grub.cfg" <<CONFIG
 set root=(hd0,msdos1)
-linux /vmlinuz $kernel_words loglevel=7 guest.root=/dev/vda1
+linux /vmlinuz $kernel_words loglevel=7 guest.root=/dev/vda1 root=/dev/vda1
 initrd /initrd.img
 boot
 CONFIG

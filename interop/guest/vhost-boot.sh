@@ -4,6 +4,7 @@
 # This script prints a line "REQUEST kill" to ask the machine outside to kill the server, and start it again.
 #
 # Environment: SERIAL, the disk's serial number; BOOT, first or again.  The second start finds what the first one wrote.
+# SYSTEM, small (that of build-image.sh) or debian (that of debian-disk.sh, with systemd and its package database).
 . ./lib.sh
 
 # (The output of a check goes to a file.)
@@ -41,6 +42,39 @@ killed() {
     sync
 }
 
+# settled BOOTS: systemd has brought everything up, from fsck to the last unit, and its journal has this many starts.
+settled() {
+    local state
+    [ "$(cat /proc/1/comm)" = systemd ] || fail "process 1 is $(cat /proc/1/comm)"
+    state=$(systemctl is-system-running --wait) || fail "$state: $(systemctl --failed --plain --no-legend)"
+    [ "$(journalctl --list-boots -q | wc -l)" = "$1" ] || fail "the journal has $(journalctl --list-boots -q | wc -l) starts"
+    journalctl --verify -q || fail "the journal is damaged"
+}
+
+# Every file of every package is read from the disk, and is what the package's sums say.
+packages() {
+    echo 3 >/proc/sys/vm/drop_caches
+    dpkg --verify >/tmp/verified || fail "$(head -n 3 /tmp/verified)"
+    [ ! -s /tmp/verified ] || fail "$(head -n 3 /tmp/verified)"
+}
+
+# dpkg unpacks a package with fsync and renames.
+install() {
+    mkdir -p /tmp/p/DEBIAN /tmp/p/opt/x
+    printf 'Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n' >/tmp/p/DEBIAN/control
+    dd if=/dev/urandom of=/tmp/p/opt/x/data bs=64k count=100 2>/dev/null
+    (cd /tmp/p && md5sum opt/x/data >DEBIAN/md5sums)
+    dpkg-deb --build /tmp/p /tmp/x.deb
+    dpkg -i /tmp/x.deb
+}
+
+# What was installed before the last start is there, and whole.
+installed() {
+    [ "$(dpkg-query -W -f '${Status}' x)" = 'install ok installed' ] || fail "the package is $(dpkg-query -W -f '${Status}' x)"
+    dpkg --verify x >/tmp/verified
+    [ ! -s /tmp/verified ] || fail "$(cat /tmp/verified)"
+}
+
 kept() {
     [ "$(wc -l </kept.sums)" = "$1" ] || fail "the list has $(wc -l </kept.sums) files"
     md5sum -c /kept.sums >/tmp/sums 2>&1 || fail "$(grep -v OK /tmp/sums | head -n 1)"
@@ -49,11 +83,20 @@ kept() {
 dispatch "$@"
 log_start
 check started 60 started
-case $BOOT in
-    first)
-        check programs 120 programs
-        check killed 240 killed 3
+case $SYSTEM-$BOOT in
+    debian-first)
+        check settled 240 settled 1
+        check packages 400 packages
+        check install 120 install
         ;;
+    debian-again)
+        check settled 240 settled 2
+        check installed 120 installed
+        ;;
+    small-first) check programs 120 programs ;;
+esac
+case $BOOT in
+    first) check killed 240 killed 3 ;;
     again) check kept 120 kept 3 ;;
 esac
 check kernel-log 10 log_clean

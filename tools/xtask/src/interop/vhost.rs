@@ -1,13 +1,14 @@
 //! Disks that `raceline connect --as vhost-user` makes outside, in a guest: QEMU is the front end. One is a guest's second
-//! disk, the other is what a guest starts from.
+//! disk, the others are what guests start from: the small system of the other guests, and an ordinary Debian.
 
+use std::fmt::Write as _;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
-use super::{Part, guest, script, watch};
-use crate::child::Task;
+use super::{Part, cache, guest, script, watch};
+use crate::child::{Task, has_program};
 use crate::nbd::Disk;
 use crate::raceline::Tree;
 use crate::setup;
@@ -23,6 +24,17 @@ const SERIAL: &str = "raceline-vhost";
 const BOOT_SERIAL: &str = "raceline-boot";
 /// The longest that it may take to make a disk to start from.
 const MAKE_LIMIT_S: u64 = 60;
+/// The longest that it may take to make a Debian, in seconds.
+const DEBIAN_LIMIT_S: u64 = 900;
+/// The longest that a Debian may run, in seconds: it reads all files of its packages.
+const RUN_LIMIT_S: u64 = 1200;
+
+/// What a machine starts from.
+struct System<'a> {
+    name: &'a str,
+    /// A folder with its root, kernel and initramfs.
+    image: &'a Path,
+}
 
 /// The disk's process, which can be killed and started again.
 struct Server<'a> {
@@ -76,9 +88,31 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
         return setup::cannot(&missing);
     }
     let second = second_disk(tree, image)?;
-    let (first, again) = start_from(tree, image)?;
-    let [second, first, again] = [&second, &first, &again].map(crate::text);
-    Ok(Outcome::Passed(format!("second disk: {second}; start from it: {first}, again: {again}")))
+    let mut said = format!("second disk: {}", crate::text(&second));
+    let debian = debian(tree)?;
+    let small = System { name: "small", image };
+    let debian = debian.as_ref().map(|image| System { name: "debian", image });
+    for system in [Some(small), debian].into_iter().flatten() {
+        let (first, again) = start_from(tree, image, &system)?;
+        let [first, again] = [&first, &again].map(crate::text);
+        write!(said, "; start from it ({}): {first}, again: {again}", system.name)?;
+    }
+    Ok(Outcome::Passed(said))
+}
+
+/// A folder with an ordinary Debian, which is made once; none where it cannot be made, which is said.
+fn debian(tree: &Tree) -> Result<Option<PathBuf>> {
+    if !setup::is_root() || !has_program("debootstrap") {
+        println!(
+            "# no start from a Debian: that needs root and debootstrap (apt install debootstrap)"
+        );
+        return Ok(None);
+    }
+    let make = Task::new(tree.root.join("interop/debian-disk.sh"));
+    let made = make.args([cache(tree).join("debian")]).limit(DEBIAN_LIMIT_S).check()?;
+    let folder = PathBuf::from(made.stdout.lines().last().unwrap_or_default());
+    ensure!(folder.is_dir(), "no folder {}", folder.display());
+    Ok(Some(folder))
 }
 
 fn second_disk(tree: &Tree, image: &Path) -> Result<Outcome> {
@@ -113,16 +147,18 @@ fn second_disk(tree: &Tree, image: &Path) -> Result<Outcome> {
 
 /// Starts a machine twice from the disk that has its loader, its kernel and its root. The second start finds what the first
 /// one wrote.
-fn start_from(tree: &Tree, image: &Path) -> Result<(Outcome, Outcome)> {
+fn start_from(tree: &Tree, image: &Path, system: &System<'_>) -> Result<(Outcome, Outcome)> {
     let scratch = super::scratch(tree, image, Part::Vhost)?;
     let (file, socket) = (scratch.join("boot.img"), scratch.join("boot.sock"));
     let make = Task::new(tree.root.join("interop/boot-disk.sh"));
-    make.args([image, &file]).limit(MAKE_LIMIT_S).check()?;
+    make.args([system.image, &file]).limit(MAKE_LIMIT_S).check()?;
     let mut server = Server::start(tree, (&file, &socket), BOOT_SERIAL, None)?;
     let mut start = |boot: &str| {
         let mut guest = guest(tree, image, Part::Vhost)
             .args([Path::new("-b"), &socket])
             .args(["-e", &format!("SERIAL={BOOT_SERIAL}"), "-e", &format!("BOOT={boot}")])
+            .args(["-e", &format!("SYSTEM={}", system.name), "-t", &RUN_LIMIT_S.to_string()])
+            .limit(RUN_LIMIT_S + 20)
             .args([image, &tree.root.join("interop/guest/vhost-boot.sh")])
             .start()?;
         watch(&mut guest, |request| match request {
