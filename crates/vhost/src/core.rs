@@ -35,6 +35,8 @@ pub(crate) enum Message {
     Interrupt(u16, Option<Interrupt>),
     /// A queue may be served, or not.
     Enable(u16, bool),
+    /// A queue may be served until it has returned what is in its ring now; answered then, or when it cannot.
+    Drain(u16, SyncSender<()>),
     /// The memory has changed; answered once it is used.
     Memory(Arc<Memory>, SyncSender<()>),
     /// Take no more of a queue; answered with its available index once nothing of it is in flight.
@@ -194,6 +196,7 @@ impl Core {
         for slot in &mut self.slots {
             let Some(queue) = &mut slot.queue else { continue };
             queue.notify();
+            queue.settle_drain();
             if queue.is_lost() {
                 self.link.cut();
             }
@@ -221,6 +224,10 @@ impl Service for Core {
                     queue.set_enabled(enabled);
                 }
             }
+            Message::Drain(number, drained) => match self.queue(number) {
+                Some(queue) => queue.drain(drained),
+                None => drop(drained),
+            },
             Message::Memory(memory, taken) => {
                 for slot in &mut self.slots {
                     if let Some(queue) = &mut slot.queue {

@@ -173,12 +173,7 @@ impl FrontEnd {
         let (ended, end) = sync_channel(1);
         let base = match self.tell(number, Message::Stop(number, ended)) {
             Ok(()) => {
-                let now = Instant::now();
-                let until = self.stop_until.filter(|until| now < *until + STOP_TIME);
-                let until = until.unwrap_or(now + STOP_TIME);
-                self.stop_until = Some(until);
-                let time = until.saturating_duration_since(now).max(LEAST_STOP_TIME);
-                let mut told = end.recv_timeout(time);
+                let mut told = end.recv_timeout(self.time_to_stop());
                 if told == Err(RecvTimeoutError::Timeout) {
                     // A core that has ended has told so.
                     let _ = self.tell(number, Message::Leave(number));
@@ -190,6 +185,30 @@ impl FrontEnd {
         };
         self.rings[usize::from(number)].base = base;
         base
+    }
+
+    /// How long a ring that is stopped, or disabled, may wait for the device.
+    fn time_to_stop(&mut self) -> Duration {
+        let now = Instant::now();
+        let until = self.stop_until.filter(|until| now < *until + STOP_TIME);
+        let until = until.unwrap_or(now + STOP_TIME);
+        self.stop_until = Some(until);
+        until.saturating_duration_since(now).max(LEAST_STOP_TIME)
+    }
+
+    /// Has a ring disabled, once what is in it now has been returned: cloud-hypervisor disables the rings of a machine whose
+    /// processors stand still, and takes a snapshot of its memory after that. A machine that is made of the snapshot takes all
+    /// that is in its rings for done. What the device has is not waited for for long, as with [`Self::stop`].
+    fn drain(&mut self, number: u16) -> Result<()> {
+        let (drained, end) = sync_channel(1);
+        self.tell(number, Message::Drain(number, drained))?;
+        if end.recv_timeout(self.time_to_stop()) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "ring {number} of a guest was disabled while requests were at the device: a snapshot of the guest that is taken \
+                 now lacks their ends"
+            );
+        }
+        self.tell(number, Message::Enable(number, false))
     }
 
     /// Uses this memory from now on, in rings that run, too.
@@ -363,10 +382,11 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
         let (number, setup) = self.ring(index)?;
         setup.enabled = enable;
-        if setup.runs {
-            return self.tell(number, Message::Enable(number, enable));
+        match (setup.runs, enable) {
+            (true, true) => self.tell(number, Message::Enable(number, true)),
+            (true, false) => self.drain(number),
+            (false, _) => self.start_if_known(number),
         }
-        self.start_if_known(number)
     }
 
     fn get_config(

@@ -76,6 +76,8 @@ pub(crate) struct Queue {
     fault: Option<Fault>,
     /// Whoever waits for its end.
     stopping: Option<SyncSender<u16>>,
+    /// Up to which available index requests are still taken before the queue is disabled, and whoever waits for that.
+    draining: Option<(u16, SyncSender<()>)>,
 }
 
 impl Queue {
@@ -83,8 +85,9 @@ impl Queue {
         let slots = (0..start.ring.size()).map(|_| Slot::default()).collect();
         // The last one is taken first.
         start.again.reverse();
+        let (fault, stopping, draining) = (None, None, None);
         let queue =
-            Self { start, kicks, slots, in_flight: 0, is_ready: true, fault: None, stopping: None };
+            Self { start, kicks, slots, in_flight: 0, is_ready: true, fault, stopping, draining };
         // A process that was killed may have returned a request and not interrupted.
         queue.raise();
         queue
@@ -98,6 +101,38 @@ impl Queue {
     pub(crate) fn set_enabled(&mut self, enabled: bool) {
         self.start.enabled = enabled;
         self.is_ready = true;
+        self.draining = None;
+    }
+
+    /// Returns what is in the ring now, and then is disabled.
+    pub(crate) fn drain(&mut self, drained: SyncSender<()>) {
+        match self.start.ring.available(&self.start.memory) {
+            Ok(until) => self.draining = Some((until, drained)),
+            Err(fault) => self.break_off(fault),
+        }
+        self.is_ready = true;
+    }
+
+    /// Nothing that comes is taken before the queue is enabled again.
+    fn is_drained(&self) -> bool {
+        let next = self.start.ring.next_available();
+        self.draining.as_ref().is_some_and(|(until, _)| *until == next)
+    }
+
+    /// Ends a drain that is over, or that cannot go on.
+    pub(crate) fn settle_drain(&mut self) {
+        // A guest may have taken back what it had given: there is nothing left to take then, either.
+        let has_taken = self.is_drained() || !self.is_ready;
+        let is_over = has_taken && self.start.again.is_empty();
+        let is_over = is_over || !self.start.enabled || self.fault.is_some();
+        if self.in_flight > 0 || !is_over {
+            return;
+        }
+        if let Some((_, drained)) = self.draining.take() {
+            self.start.enabled = false;
+            // Whoever has asked may have gone.
+            let _ = drained.send(());
+        }
     }
 
     pub(crate) fn set_interrupt(&mut self, interrupt: Option<Interrupt>) {
@@ -163,7 +198,7 @@ impl Queue {
             let head = match self.start.again.pop() {
                 Some(head) => head,
                 // What its predecessor has taken still ends.
-                None if self.stopping.is_some() => return Ok(false),
+                None if self.stopping.is_some() || self.is_drained() => return Ok(false),
                 None => match self.start.ring.next(memory)? {
                     Some(head) => head,
                     None if self.start.ring.await_kick(memory)? => continue,

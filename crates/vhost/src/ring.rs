@@ -158,9 +158,14 @@ impl Ring {
         self.next_available = next_available;
     }
 
+    /// The index behind the last request that the guest has given.
+    pub(crate) fn available(&self, memory: &Memory) -> Result<u16, Fault> {
+        Ok(memory.load(self.place.available + 2)?)
+    }
+
     /// The head of the next request.
     pub(crate) fn next(&mut self, memory: &Memory) -> Result<Option<u16>, Fault> {
-        let index = memory.load(self.place.available + 2)?;
+        let index = self.available(memory)?;
         let ahead = index.wrapping_sub(self.next_available);
         if ahead > self.size {
             return Err(Fault::Index(ahead, self.size));
@@ -240,7 +245,7 @@ impl Ring {
             // The guest writes its index, then reads this; here it is the other way round.
             fence(Ordering::SeqCst);
         }
-        Ok(memory.load(self.place.available + 2)? != self.next_available)
+        Ok(self.available(memory)? != self.next_available)
     }
 
     /// Whether the guest wants an interrupt for what was returned since the last call.

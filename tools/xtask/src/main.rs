@@ -5,6 +5,7 @@ mod bench;
 mod capi;
 mod child;
 mod cli;
+mod cloud_hypervisor;
 mod cost;
 mod cuts;
 mod distance;
@@ -428,6 +429,15 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
                 "packages of two builds in different folders are equal",
                 false,
                 Box::new(|| package::run_reproducible(tree)),
+            )
+        },
+        Step {
+            on_request: true,
+            ..step(
+                "cloud-hypervisor",
+                "a machine of cloud-hypervisor on vhost-user disks, whose server is killed",
+                false,
+                Box::new(|| cloud_hypervisor::run(tree)),
             )
         },
         Step {

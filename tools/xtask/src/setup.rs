@@ -26,6 +26,8 @@ const NEEDS: &[Need] = &[
     Need { program: "zstd", package: "zstd", steps: "kernel" },
     Need { program: "dpkg-deb", package: "dpkg", steps: "kernel" },
     Need { program: "grub-mkimage", package: "grub-pc-bin", steps: "vhost" },
+    Need { program: "gcc", package: "gcc", steps: "cloud-hypervisor" },
+    Need { program: "objcopy", package: "binutils", steps: "cloud-hypervisor" },
     Need { program: "tshark", package: "tshark", steps: "tshark" },
     Need { program: "iscsi-inq", package: "libiscsi-bin", steps: "tshark" },
     Need { program: "iscsi-test-cu", package: "libiscsi-bin", steps: "iscsi-test-cu" },

@@ -45,7 +45,8 @@ pub(super) fn serve(
         pid: std::process::id(),
     };
     let uses = format!(
-        "QEMU uses it by -chardev socket,id=disk0,path={place} -device vhost-user-blk-pci,chardev=disk0, with memory that is shared"
+        "QEMU uses it by -chardev socket,id=disk0,path={place} -device vhost-user-blk-pci,chardev=disk0, cloud-hypervisor by \
+         --disk vhost_user=true,socket={place}, both with memory that is shared"
     );
     let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
     server.stop();

@@ -108,6 +108,19 @@ impl Layout {
             own: base + 0x1_0000,
         }
     }
+
+    /// The same in the front end's addresses.
+    pub(crate) fn place(self) -> VringConfigData {
+        VringConfigData {
+            queue_max_size: SIZE,
+            queue_size: SIZE,
+            flags: 0,
+            desc_table_addr: USER + self.descriptors,
+            used_ring_addr: USER + self.used,
+            avail_ring_addr: USER + self.available,
+            log_addr: None,
+        }
+    }
 }
 
 /// How a guest behaves.
@@ -180,8 +193,8 @@ pub(crate) struct Guest {
     pub(crate) memory: Memory,
     manner: Manner,
     drivers: Vec<Driver>,
-    kicks: Vec<EventFd>,
-    interrupts: Vec<EventFd>,
+    pub(crate) kicks: Vec<EventFd>,
+    pub(crate) interrupts: Vec<EventFd>,
     /// What the front end keeps of requests in flight.
     pub(crate) inflight: Option<(VhostUserInflight, File)>,
 }
@@ -231,6 +244,11 @@ impl Guest {
         agree(&mut front, manner);
         // As QEMU does once, and not when it connects again.
         front.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).unwrap();
+        Self::new(front, manner)
+    }
+
+    /// A guest behind a front end that has agreed on features.
+    pub(crate) fn new(front: Frontend, manner: Manner) -> Self {
         let counters = || (0..manner.queues).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
         Self {
             front,
@@ -273,18 +291,7 @@ impl Guest {
         self.front.set_vring_num(index, SIZE)?;
         // What QEMU restores if nobody has told it better.
         self.front.set_vring_base(index, self.memory.index(layout.used + 2))?;
-        self.front.set_vring_addr(
-            index,
-            &VringConfigData {
-                queue_max_size: SIZE,
-                queue_size: SIZE,
-                flags: 0,
-                desc_table_addr: USER + layout.descriptors,
-                used_ring_addr: USER + layout.used,
-                avail_ring_addr: USER + layout.available,
-                log_addr: None,
-            },
-        )?;
+        self.front.set_vring_addr(index, &layout.place())?;
         self.front.set_vring_call(index, &self.interrupts[index])?;
         self.front.set_vring_kick(index, &self.kicks[index])?;
         self.front.set_vring_enable(index, true)
