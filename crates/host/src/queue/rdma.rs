@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{CommandId, Cqe, Status};
 use raceline_proto::rdma::{KeyedBlock, MAX_BLOCK_BYTES, QueueRequest};
-use raceline_rdma::verbs::Provider;
+use raceline_rdma::verbs::{DomainId, Provider};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPortEvent, HostTransfer, SubmitError,
 };
@@ -171,6 +171,7 @@ impl QueuePair {
         ConnectConfig {
             address: config.address,
             source: config.source.map(|source| source_towards(source, config.address)),
+            domain: DomainId::OWN,
             request: QueueRequest {
                 qid: config.qid,
                 receives: config.entries,

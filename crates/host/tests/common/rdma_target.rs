@@ -20,7 +20,7 @@ use raceline_proto::nvme::{CommandId, Cqe, Direction, Sqe, Status};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Operation, Provider, ProviderError, Region, SendWork,
+    Access, ConnectionId, DomainId, Operation, Provider, ProviderError, Region, SendWork,
 };
 use raceline_rdma::{
     CommandToken, PortConfig, TargetEvent, TargetPort, TargetPortEvent, WaitingDevice,
@@ -268,7 +268,7 @@ impl Target {
             true => Access::HOST_DATA,
             false => Access::LOCAL,
         };
-        let region = device.register(len, access).unwrap();
+        let region = device.register(DomainId::OWN, len, access).unwrap();
         self.next_buffer += 1;
         self.buffers.insert(self.next_buffer, region);
         (self.next_buffer, region)

@@ -194,6 +194,7 @@ impl RdmaDevice {
     ) -> Result<PairConfig, ProviderError> {
         let what = "making a queue pair";
         let id = self.connections.id(connection).ok_or(gone(what))?;
+        let domain = self.memory.domain(config.domain)?;
         let mut attributes = PairAttributes {
             qp_context: null_mut(),
             send_cq: self.completions,
@@ -214,7 +215,7 @@ impl RdmaDevice {
             // SAFETY: identifier, domain and completion queue are alive and of one device: events of other devices'
             // identifiers are not passed on.
             let failed =
-                unsafe { (self.functions.rdma_create_qp)(id, self.domain, &raw mut attributes) };
+                unsafe { (self.functions.rdma_create_qp)(id, domain, &raw mut attributes) };
             if failed == 0 {
                 break;
             }
@@ -549,6 +550,7 @@ mod tests {
     use super::super::removal;
     use super::super::stub::{library, open, stub, tell};
     use super::*;
+    use crate::verbs::DomainId;
 
     #[test]
     fn addresses_are_in_network_order() {
@@ -587,8 +589,13 @@ mod tests {
             let mut device = open();
             let id = device.create_id().unwrap();
             let connection = device.connections.add(id);
-            let config =
-                PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 64 };
+            let config = PairConfig {
+                domain: DomainId::OWN,
+                sends: 8,
+                receives: 8,
+                shares_receives: false,
+                inline_bytes: 64,
+            };
             let made = device.make_pair(connection, &config).unwrap();
             assert_eq!(made.inline_bytes, granted);
             assert_eq!(stub(|stub| stub.tries.clone()), tries);
@@ -611,7 +618,13 @@ mod tests {
         let mut device = open();
         let id = device.create_id().unwrap();
         let connection = device.connections.add(id);
-        let config = PairConfig { sends: 8, receives: 8, shares_receives: true, inline_bytes: 0 };
+        let config = PairConfig {
+            domain: DomainId::OWN,
+            sends: 8,
+            receives: 8,
+            shares_receives: true,
+            inline_bytes: 0,
+        };
         device.make_pair(connection, &config).unwrap();
         device.agree(connection, &[], 4).unwrap();
         assert_eq!(stub(|stub| stub.timers.clone()), [RETRY_AFTER]);

@@ -10,7 +10,7 @@ use raceline_proto::nvme::{ControllerId, HostId, QueueId, Sqe, Status};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, NetworkConfig};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Event, Operation, Provider, RecvWork, Region, SendWork,
+    Access, ConnectionId, DomainId, Event, Operation, Provider, RecvWork, Region, SendWork,
 };
 use raceline_target::RdmaConfig;
 use zerocopy::IntoBytes;
@@ -40,7 +40,7 @@ impl ByHand {
     /// A queue whose Connect has succeeded; gives the controller.
     fn connect(fabric: &Fabric, qid: QueueId, cntlid: ControllerId) -> (Self, ControllerId) {
         let mut device = fabric.network.add_device();
-        let memory = device.register(16384, Access::HOST_DATA).unwrap();
+        let memory = device.register(DomainId::OWN, 16384, Access::HOST_DATA).unwrap();
         let request = QueueRequest { qid, receives: 32, entries: 32, cntlid: None };
         let address = "127.0.0.1:4420".parse().unwrap();
         let (id, answer) = ask(&mut device, address, &request.to_bytes());
