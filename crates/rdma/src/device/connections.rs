@@ -19,8 +19,13 @@ use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
 const BACKLOG: c_int = 128;
 /// Each step of finding a target has so long.
 const RESOLVE_MS: c_int = 2000;
-/// Retries of packets, and of messages to a peer without receives: 7 of the latter are without end.
-const RETRIES: u8 = 7;
+/// How often a packet is sent again that was not acknowledged: the field has three bits. 7 would be the most, but soft RoCE
+/// (rxe) takes that for "without end", and a queue whose packets get lost for good would never fail: its commands
+/// would, after their timeout. 6 ends everywhere.
+const PACKET_RETRIES: u8 = 6;
+/// How often a message is sent again to a peer without receives: 7 is "without end" by the specification. The peer is
+/// there and posts receives later, or its keep alive ends the queue.
+const NOT_READY_RETRIES: u8 = 7;
 /// Bytes of inline requests that are tried, when a device refuses more.
 const INLINE: [u32; 3] = [32, 16, 0];
 /// A code for 0.64 ms: the time after which a peer sends a message again that has found no receive.
@@ -246,8 +251,8 @@ impl RdmaDevice {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: 1,
-            retry_count: RETRIES,
-            rnr_retry_count: RETRIES,
+            retry_count: PACKET_RETRIES,
+            rnr_retry_count: NOT_READY_RETRIES,
             srq: 0,
             qp_num: 0,
         }
@@ -610,6 +615,16 @@ mod tests {
         device.begin_resolving(address, None).unwrap();
         let resolved = stub(|stub| stub.resolved.clone());
         assert_eq!(resolved, [(Some(source), address), (None, address)]);
+    }
+
+    /// Soft RoCE never gives a packet up that may be sent again 7 times.
+    #[test]
+    fn a_queue_fails_whose_packets_get_lost_for_good() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        device.ask(connection, &[], 4).unwrap();
+        assert_eq!(stub(|stub| stub.retries.clone()), [(6, 7)]);
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub(super) struct Stub {
     places: BTreeMap<usize, usize>,
     /// Keys that were given.
     keys: u32,
+    /// How often packets and messages are sent again, of each connection that was asked for.
+    pub(super) retries: Vec<(u8, u8)>,
     /// The codes of times of retries that queue pairs were given.
     pub(super) timers: Vec<u8>,
     /// What the manager was told.
@@ -116,6 +118,7 @@ pub(super) fn library() -> &'static Functions {
         rdma_get_cm_event,
         rdma_ack_cm_event,
         rdma_resolve_addr,
+        rdma_connect,
         rdma_accept,
         rdma_notify,
         ibv_modify_qp,
@@ -306,6 +309,13 @@ unsafe extern "C" fn rdma_resolve_addr(
     };
     let asked = (of(source), of(address).unwrap());
     stub(|stub| stub.resolved.push(asked));
+    0
+}
+
+unsafe extern "C" fn rdma_connect(_: *mut CmId, parameters: *mut ConnectionParameters) -> c_int {
+    // SAFETY: the caller's, and alive.
+    let retries = unsafe { ((*parameters).retry_count, (*parameters).rnr_retry_count) };
+    stub(|stub| stub.retries.push(retries));
     0
 }
 
