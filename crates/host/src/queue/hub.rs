@@ -331,6 +331,8 @@ impl Core {
         if let Some(left) = self.members[member].take() {
             self.promised -= left.completions;
             self.memory.leave(self.port.provider(), left.domain);
+            // Its queue pair had memory, too.
+            self.has_freed = true;
         }
         self.starved.retain(|starved| *starved != member);
     }
@@ -363,7 +365,8 @@ impl Core {
         }
     }
 
-    /// A queue waits until commands have given memory back. False: none has any.
+    /// A queue waits until commands have given memory back. False: none has any. Those that are dropped with their queue give theirs
+    /// back without a call, so whoever waits looks by time as well.
     pub(super) fn starve(&mut self, member: usize) -> bool {
         let waits = self.memory.is_lent();
         if waits && !self.starved.contains(&member) {

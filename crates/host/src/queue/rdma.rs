@@ -31,6 +31,8 @@ const SQE_BYTES: u32 = 64;
 /// further one is twice as long.
 const STALE_ATTEMPTS: u32 = 8;
 const STALE_DELAY: Duration = Duration::from_millis(10);
+/// How often a queue that waits for memory looks for some, if nobody calls it before.
+const STARVED_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a queue looks whether its connection has ended.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -62,6 +64,8 @@ enum Sent {
     Yes,
     /// There is no room for it now.
     Later,
+    /// There is no memory for its data, until other commands have ended.
+    Starved,
     /// There is no memory for its data, and none will become free.
     Never(String),
 }
@@ -403,6 +407,11 @@ impl QueuePair {
                     self.pending.push_front(cid);
                     break;
                 }
+                Sent::Starved => {
+                    self.pending.push_front(cid);
+                    self.arm(cx, cx.now + STARVED_INTERVAL);
+                    break;
+                }
                 Sent::Never(why) => {
                     self.pending.push_front(cid);
                     let error = HostError::Rdma(self.config.address, why);
@@ -449,7 +458,7 @@ impl QueuePair {
         };
         let lent = match block {
             Ok(lent) => lent,
-            Err(_) if core.starve(member) || sent > 0 => return Sent::Later,
+            Err(_) if core.starve(member) || sent > 0 => return Sent::Starved,
             Err(error) => return Sent::Never(error.to_string()),
         };
         let (transfer, data_at) = match lent {

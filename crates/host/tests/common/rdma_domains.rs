@@ -1,4 +1,5 @@
-//! Queues of one core to several targets: each target has a protection domain of its own.
+//! Queues of one core to several targets: each target has a protection domain of its own, and memory that one gives back is there
+//! for the others.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -207,4 +208,26 @@ fn a_key_of_another_targets_command_opens_nothing() {
         host.close();
         Served::finish_all([honest, hostile]);
     }
+}
+
+/// Nobody is called when a queue is dropped with its commands, and their memory comes back all the same.
+#[test]
+fn who_waits_for_memory_goes_on_after_a_queue_was_dropped() {
+    let network = Network::new(NetworkConfig::default());
+    let address = "10.0.0.1:4420".parse().unwrap();
+    let served = Served::start_at(&network, address);
+    let mut host = Host::new(&network, &[address], 2);
+    assert_eq!(network.core_numbered(host.device).domains, 1, "both queues are of one target");
+    served.shared.holds_io.store(true, Ordering::Relaxed);
+    host.read(0);
+    host.until("the read comes", |_| served.seen().io.len() == 1);
+    network.refuse_memory(true);
+    host.read(1);
+    assert!(network.memory_refusals() > 0);
+    served.shared.holds_io.store(false, Ordering::Relaxed);
+    host.channels[0] = None;
+    network.refuse_memory(false);
+    assert_eq!(host.end_of(1).unwrap(), [0; LEN]);
+    host.close();
+    served.finish();
 }
