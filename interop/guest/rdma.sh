@@ -194,20 +194,48 @@ take() { tc filter del dev "$1" "$2"; }
 # The connection of one I/O queue ends, and no other one.  Each packet has the number of the queue pair that it is for, in the last
 # three bytes of the second word behind IP (20 bytes) and UDP (8 bytes).  The admin queue's pair is the oldest, because a host
 # connects it first, so the newest one is an I/O queue's.  Numbers go up: that of the next connection is another one.  (The packets go
-# on their way out: those that get lost, soft RoCE sends again for ever, since a host allows 7 repetitions, its sign for "no limit".)
+# on their way out, where soft RoCE takes it for an error of the pair at once.)
 queue_loss() {
     local lost
     ADDR=$FAR
     reads_begin 12
     under_load
     pairs
-    drop near egress match ip protocol 17 0xff match u32 "$(printf 0x%08x "$(pairs | tail -n 1 | cut -d' ' -f2)")" 0x00ffffff at 32
+    drop_for near egress "$(pairs | tail -n 1)"
     reads_end "an I/O queue's connection ended"
     lost=$(dropped near egress)
     take near egress
     [ "$lost" -ge 1 ] || fail "no packet has gone"
     has_reconnected
 }
+
+# drop_for END WAY "MINE PEER": what goes to the pair PEER.
+drop_for() {
+    drop "$1" "$2" match ip protocol 17 0xff match u32 "$(printf 0x%08x "${3#* }")" 0x00ffffff at 32
+}
+
+# All packets for one pair of the target get lost on the wire for good, and no others.  The host's pair sends them again as often
+# as its host allows, then it fails, and the controller is connected anew, with other pairs: before the commands are too late
+# (30 s).
+packets_lost() {
+    local pair start lost
+    ADDR=$FAR
+    reads_begin 25
+    under_load
+    pairs
+    pair=$(pairs | tail -n 1)
+    start=$(date +%s)
+    drop_for far ingress "$pair"
+    until_so 30 has_others "$pair"
+    note "the pair whose packets got lost was replaced after $(($(date +%s) - start)) s"
+    lost=$(dropped far ingress)
+    [ "$lost" -ge 2 ] || fail "$lost packets were lost: none was sent again"
+    reads_end "an I/O queue's packets lost for good"
+    take far ingress
+    has_reconnected
+}
+# has_others "MINE PEER": that pair is no more, and all queues have one.
+has_others() { has_pairs 3 && ! pairs | grep -qx "$1"; }
 
 # link_gone SECONDS RUNTIME: the wire loses all packets for so long, while the host reads.
 link_gone() {
@@ -288,6 +316,7 @@ check verify-after 180 verify_job randwrite 4k
 check wire 60 wire
 check link-loss 180 link_loss
 check queue-loss 120 queue_loss
+check queue-packets-lost 180 packets_lost
 check link-gone 120 link_gone 2 12
 check link-gone-long 180 link_gone_long
 check identify-after 60 identify

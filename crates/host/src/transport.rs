@@ -20,7 +20,7 @@ pub enum Transport {
 }
 
 /// Where a host gets its RDMA devices from. The queues of one core that have the same place share one, with its completion
-/// queue, protection domain and memory. A core opens another one when the completion queue has no room for one more queue.
+/// queue and memory; each target has a protection domain of its own there. A core opens another one when the completion queue has no room for one more queue.
 pub trait RdmaDevices: Debug + Send + Sync {
     /// This end's address for connections to `target`: that of the device by which it is reached, or `source`. Those who
     /// know no addresses have a place for each target.

@@ -5,6 +5,8 @@
 mod common;
 #[path = "common/rdma.rs"]
 mod rdma;
+#[path = "common/rdma_domains.rs"]
+mod rdma_domains;
 #[path = "common/rdma_hostile.rs"]
 mod rdma_hostile;
 #[path = "common/rdma_removal.rs"]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::{CommandId, Cqe, QueueId, Sqe};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData, KeyedBlock, QueueRequest};
 use raceline_rdma::device::RdmaDevice;
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, Region};
 use raceline_rdma::{
     CommandToken, ConnectConfig, HostEvent, HostPort, HostPortEvent, HostTransfer, PortConfig,
     TargetEvent, TargetPort, TargetPortEvent,
@@ -208,8 +208,9 @@ fn run(address: IpAddr, commands: u32) -> Result<(), Failure> {
     println!("{:?}", device.capabilities());
     let is_iwarp = device.capabilities().is_iwarp;
     let access = if is_iwarp { Access::HOST_DATA } else { Access::LOCAL };
-    let disk = device.register(PLACES * BYTES, access)?;
-    let memory = host_device.register(u32::from(DEPTH) * BYTES, Access::HOST_DATA)?;
+    let disk = device.register(DomainId::OWN, PLACES * BYTES, access)?;
+    let memory =
+        host_device.register(DomainId::OWN, u32::from(DEPTH) * BYTES, Access::HOST_DATA)?;
     device.listen(SocketAddr::new(address, PORT))?;
     let port = TargetPort::new(device, port_config());
     let mut target = Target { port, disk, reading: HashMap::new(), closed: false };
@@ -226,8 +227,16 @@ fn run(address: IpAddr, commands: u32) -> Result<(), Failure> {
     let request = QueueRequest { qid: QueueId(1), receives: 32, entries: 32, cntlid: None };
     let address = SocketAddr::new(address, PORT);
     let start = Instant::now();
-    host.port
-        .connect(ConnectConfig { address, source: None, request, capsule_len: 64 + 4096 }, start)?;
+    host.port.connect(
+        ConnectConfig {
+            address,
+            source: None,
+            domain: DomainId::OWN,
+            request,
+            capsule_len: 64 + 4096,
+        },
+        start,
+    )?;
     let mut checked = start;
     while !(host.closed && target.closed) {
         let now = Instant::now();

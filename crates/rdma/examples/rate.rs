@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::{Cqe, QueueId, Sqe};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, Region};
 use raceline_rdma::{
     ConnectConfig, HostEvent, HostPort, HostPortEvent, HostTransfer, PortConfig, TargetEvent,
     TargetPort, TargetPortEvent,
@@ -66,8 +66,10 @@ fn main() {
     let address = SocketAddr::from(([192, 0, 2, 1], 4420));
     let network = Network::new(NetworkConfig::default());
     let (mut device, mut host_device) = (network.add_device(), network.add_device());
-    let registered =
-        (device.register(4096, Access::LOCAL), host_device.register(4096, Access::HOST_DATA));
+    let registered = (
+        device.register(DomainId::OWN, 4096, Access::LOCAL),
+        host_device.register(DomainId::OWN, 4096, Access::HOST_DATA),
+    );
     let (Ok(data), Ok(memory)) = registered else { return println!("no memory") };
     if device.listen(address).is_err() {
         return println!("no listener");
@@ -77,7 +79,8 @@ fn main() {
     let start = Instant::now();
     let entries = u32::from(ENTRIES);
     let request = QueueRequest { qid: QueueId(1), receives: ENTRIES, entries, cntlid: None };
-    let config = ConnectConfig { address, source: None, request, capsule_len: 64 };
+    let config =
+        ConnectConfig { address, source: None, domain: DomainId::OWN, request, capsule_len: 64 };
     if let Err(error) = host.connect(config, start) {
         return println!("{error}");
     }

@@ -1,6 +1,6 @@
 //! A real device: verbs of libibverbs and the connection manager of librdmacm.
 //!
-//! One value is what one core has of one device: a completion queue, a protection domain, an event channel. All file
+//! One value is what one core has of one device: a completion queue, protection domains, an event channel. All file
 //! descriptors are non-blocking, and nothing here waits. Memory is allocated here and freed here, after its registration
 //! has ended; everybody else has only its address for work requests.
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ mod sharing;
 mod stub;
 
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
@@ -31,8 +31,8 @@ use raceline_proto::rdma::WorkStatus;
 use crate::foreign::Foreign;
 use crate::numbers::Numbers;
 use crate::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, Operation, POLL_BATCH, PairConfig,
-    PostError, Provider, ProviderError, RecvWork, Region, SendWork, Slice,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, Operation, POLL_BATCH,
+    PairConfig, PostError, Provider, ProviderError, RecvWork, Region, SendWork, Slice,
 };
 use alarms::Mailbox;
 use connections::Connections;
@@ -69,7 +69,6 @@ fn last_error(what: &'static str) -> ProviderError {
 pub struct RdmaDevice {
     functions: &'static Functions,
     context: *mut VerbsContext,
-    domain: *mut c_void,
     completions: *mut CompletionQueue,
     /// Receives that queue pairs share, if they do.
     shared: *mut SharedQueue,
@@ -124,7 +123,6 @@ impl RdmaDevice {
         let mut device = Self {
             functions,
             context: null_mut(),
-            domain: null_mut(),
             completions: null_mut(),
             shared: null_mut(),
             notices: null_mut(),
@@ -245,11 +243,8 @@ impl RdmaDevice {
             send_with_invalidate: can_invalidate && !fails,
             is_iwarp,
         };
-        // SAFETY: the context is alive.
-        self.domain = unsafe { (self.functions.ibv_alloc_pd)(self.context) };
-        if self.domain.is_null() {
-            return Err(last_error("allocating a protection domain"));
-        }
+        self.memory.set_most_domains(number(attributes.max_pd));
+        self.memory.open_domain()?;
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
         // SAFETY: context and channel are alive.
         self.completions = unsafe {
@@ -371,8 +366,21 @@ impl Provider for RdmaDevice {
         self.capabilities
     }
 
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
-        self.memory.register(self.domain, len, access)
+    fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        self.memory.open_domain()
+    }
+
+    fn close_domain(&mut self, domain: DomainId) {
+        self.memory.close_domain(domain);
+    }
+
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
+        self.memory.register(domain, len, access)
     }
 
     fn deregister(&mut self, region: Region) {
@@ -380,7 +388,7 @@ impl Provider for RdmaDevice {
     }
 
     fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
-        self.memory.register_foreign(self.domain, memory)
+        self.memory.register_foreign(memory)
     }
 
     fn deregister_foreign(&mut self, lkey: u32) {
@@ -507,10 +515,11 @@ impl Provider for RdmaDevice {
         if !self.shared.is_null() {
             return Err(ProviderError::new(what, "there is one already"));
         }
+        let domain = self.memory.domain(DomainId::OWN)?;
         let mut attributes =
             SharedAttributes { context: null_mut(), max_wr: entries, max_sge: 1, srq_limit: 0 };
         // SAFETY: the domain is alive, and the attributes are until the call returns.
-        self.shared = unsafe { (self.functions.ibv_create_srq)(self.domain, &raw mut attributes) };
+        self.shared = unsafe { (self.functions.ibv_create_srq)(domain, &raw mut attributes) };
         if self.shared.is_null() { Err(last_error(what)) } else { Ok(()) }
     }
 
@@ -575,10 +584,8 @@ impl Drop for RdmaDevice {
             if !self.notices.is_null() {
                 (self.functions.ibv_destroy_comp_channel)(self.notices);
             }
-            if !self.domain.is_null() {
-                (self.functions.ibv_dealloc_pd)(self.domain);
-            }
         }
+        self.memory.close_domains();
         if !self.context.is_null() {
             removal::leave(self.context);
         }
@@ -601,7 +608,13 @@ mod tests {
         stub(|stub| stub.inline = 64);
         let address = "192.0.2.1:0".parse().unwrap();
         let mut device = RdmaDevice::open_by(super::stub::library(), address, 200).unwrap();
-        let config = PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 0 };
+        let config = PairConfig {
+            domain: DomainId::OWN,
+            sends: 8,
+            receives: 8,
+            shares_receives: false,
+            inline_bytes: 0,
+        };
         let connect = |device: &mut RdmaDevice| {
             let id = device.create_id().unwrap();
             let connection = device.connections.add(id);

@@ -1,6 +1,6 @@
 //! A network of simulated devices in virtual time, deterministic by its seed.
 //!
-//! A device checks what real devices check: the state of queue pairs, keys, ranges and permissions of both ends, the
+//! A device checks what real devices check: the state of queue pairs, domains, keys, ranges and permissions of both ends, the
 //! capacities of queues, RDMA READs at a time, receives that are missing or too short. Bytes are copied at some instant
 //! between a post and its completion, so that a buffer that is used too early or given back too early is found. What a
 //! correct user of verbs never does is noted in [`Network::misuses`].
@@ -24,8 +24,8 @@ use zerocopy::IntoBytes;
 
 use crate::foreign::Foreign;
 use crate::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
-    ProviderError, RecvWork, Region, SendWork, Slice,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, PairConfig, PostError,
+    Provider, ProviderError, RecvWork, Region, SendWork, Slice,
 };
 use crate::waiting::{Given, Kin, WaitingDevice};
 use state::{Node, State, id, index};
@@ -122,6 +122,8 @@ pub struct CoreUse {
     pub taken: usize,
     /// Bytes of memory that it has registered.
     pub registered: usize,
+    /// Protection domains that it has opened, and not closed.
+    pub domains: usize,
 }
 
 /// What happens to one queue pair, and to no other.
@@ -207,7 +209,7 @@ impl Network {
         self.0.lock().waits
     }
 
-    /// Registrations and connections that are left.
+    /// Registrations and protection domains that are left, and connections.
     #[must_use]
     pub fn leftovers(&self) -> (usize, usize) {
         self.0.lock().leftovers()
@@ -219,6 +221,12 @@ impl Network {
         let state = self.0.lock();
         let nodes = state.nodes_at(address);
         nodes.into_iter().flat_map(|node| state.nodes[node].memory.all()).collect()
+    }
+
+    /// The registered memory of the device with this number, as one core uses it, and what is in it.
+    #[must_use]
+    pub fn memory_numbered(&self, number: usize) -> Vec<(Region, Vec<u8>)> {
+        self.0.lock().nodes[number].memory.all()
     }
 
     /// What each core has of the device that listens at an address, in the order in which they have opened it.
@@ -234,7 +242,12 @@ impl Network {
         self.0.lock().refuses_memory = refuses;
     }
 
-    /// How often they have refused it.
+    /// Whether devices refuse to make protection domains from now on.
+    pub fn refuse_domains(&self, refuses: bool) {
+        self.0.lock().refuses_domains = refuses;
+    }
+
+    /// How often they have refused memory.
     #[must_use]
     pub fn memory_refusals(&self) -> u64 {
         self.0.lock().memory_refusals
@@ -398,7 +411,28 @@ impl Provider for FakeDevice {
         }
     }
 
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
+    fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        let what = "allocating a protection domain";
+        let mut state = self.network.lock();
+        if state.nodes[self.node].is_removed {
+            return Err(gone(what));
+        }
+        if state.refuses_domains {
+            return Err(ProviderError::new(what, "the device has no more"));
+        }
+        Ok(state.nodes[self.node].memory.open_domain())
+    }
+
+    fn close_domain(&mut self, domain: DomainId) {
+        self.network.lock().close_domain(self.node, domain);
+    }
+
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
         let mut state = self.network.lock();
         if state.nodes[self.node].is_removed {
             return Err(gone("registering memory"));
@@ -407,7 +441,11 @@ impl Provider for FakeDevice {
             state.memory_refusals += 1;
             return Err(ProviderError::new("registering memory", "there is no memory"));
         }
-        Ok(state.nodes[self.node].memory.register(len, access))
+        if !state.nodes[self.node].memory.has_domain(domain) {
+            state.misuse("memory is registered in a domain that is closed");
+            return Err(ProviderError::new("registering memory", "there is no such domain"));
+        }
+        Ok(state.nodes[self.node].memory.register(domain, len, access))
     }
 
     fn deregister(&mut self, region: Region) {

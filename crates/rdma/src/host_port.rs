@@ -9,8 +9,8 @@ use raceline_proto::rdma::{AcceptData, QueueRequest, RejectData, RejectStatus};
 use crate::Loss;
 use crate::host_queue::{HostEvent, HostQueue, HostQueueConfig};
 use crate::verbs::{
-    Access, Completion, ConnectionId, Event, POLL_BATCH, PairConfig, Provider, ProviderError,
-    Region, Rejection,
+    Access, Completion, ConnectionId, DomainId, Event, POLL_BATCH, PairConfig, Provider,
+    ProviderError, Region, Rejection,
 };
 
 /// Each step of connecting has this long.
@@ -25,6 +25,9 @@ pub struct ConnectConfig {
     pub address: SocketAddr,
     /// Where the connection comes from; `None`: from where the address is reached.
     pub source: Option<SocketAddr>,
+    /// Where the queue pair and the memory of its capsules and responses are, and what the target can reach. It has to be there
+    /// until nothing is left of the connection.
+    pub domain: DomainId,
     /// What the target is asked for. Commands outstanding are one fewer than the entries, and receives as many.
     pub request: QueueRequest,
     /// Bytes of memory for each capsule: 64, and the data or descriptors of those that are not made elsewhere
@@ -383,11 +386,12 @@ impl<P: Provider> HostPort<P> {
             HostQueueConfig::response_bytes(commands),
         ];
         for bytes in bytes {
-            let region = self.provider.register(bytes, Access::LOCAL);
+            let region = self.provider.register(config.domain, bytes, Access::LOCAL);
             connection.regions.push(region.map_err(ConnectError::Provider)?);
         }
         let (sends, receives) = (commands.into(), commands.into());
         let pair = PairConfig {
+            domain: config.domain,
             sends,
             receives,
             shares_receives: false,

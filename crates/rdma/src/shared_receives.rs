@@ -18,7 +18,7 @@ use raceline_proto::rdma::CapsuleLimits;
 use crate::send_queue::RECEIVE;
 use crate::target_port::PortCounts;
 use crate::target_queue::{Place, capsule_stride};
-use crate::verbs::{Access, Provider, RecvWork, Region};
+use crate::verbs::{Access, DomainId, Provider, RecvWork, Region};
 
 /// The mark of a shared receive in the number of a work request, beside that of a receive.
 const SHARED: u64 = RECEIVE | 1 << 62;
@@ -103,7 +103,9 @@ impl SharedReceives {
                 return false;
             }
             let Some(bytes) = more.checked_mul(self.stride) else { return false };
-            let Ok(region) = provider.register(bytes, Access::LOCAL) else { return false };
+            let Ok(region) = provider.register(DomainId::OWN, bytes, Access::LOCAL) else {
+                return false;
+            };
             self.regions.push(region);
             let offsets = (0..more).map(|n| n * self.stride);
             self.receives.extend(offsets.map(|offset| Receive { region, offset, id: 0 }));

@@ -16,7 +16,7 @@ use crate::shared_receives::SharedReceives;
 use crate::table::Table;
 use crate::target_queue::{TargetEvent, TargetQueue, TargetQueueConfig};
 use crate::verbs::{
-    Access, Completion, ConnectionId, Event, POLL_BATCH, PairConfig, Provider, Region,
+    Access, Completion, ConnectionId, DomainId, Event, POLL_BATCH, PairConfig, Provider, Region,
 };
 
 /// Times that one call of [`TargetPort::poll`] asks the device at most, while that gives a whole batch. A completion queue has
@@ -758,11 +758,12 @@ impl<P: Provider> TargetPort<P> {
         let capsules = TargetQueueConfig::capsule_bytes(grant.entries, &limits);
         let responses = TargetQueueConfig::response_bytes(sends);
         for bytes in [responses, capsules].into_iter().take(if shares { 1 } else { 2 }) {
-            let region = self.provider.register(bytes, Access::LOCAL);
+            let region = self.provider.register(DomainId::OWN, bytes, Access::LOCAL);
             reserved.regions.push(region.map_err(Refusal::Memory)?);
         }
         let can = self.provider.capabilities();
         let pair = PairConfig {
+            domain: DomainId::OWN,
             sends,
             receives: if shares { 0 } else { grant.entries.into() },
             shares_receives: shares,

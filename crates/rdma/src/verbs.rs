@@ -16,6 +16,17 @@ impl ConnectionId {
     pub const NOBODY: Self = Self(u32::MAX);
 }
 
+/// Names a protection domain of a provider. Never used twice.
+///
+/// A queue pair and the requests of its peer reach the memory that is registered in the pair's domain, and no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DomainId(pub u32);
+
+impl DomainId {
+    /// The domain that each provider has for as long as it lives. Shared receives and memory of others are in it.
+    pub const OWN: Self = Self(0);
+}
+
 /// What a registration allows besides local reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
@@ -137,11 +148,13 @@ pub struct Completion {
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairConfig {
+    /// Where the memory of its requests is registered, and what its peer can reach.
+    pub domain: DomainId,
     /// Requests in the send queue.
     pub sends: u32,
     /// Receives of its own.
     pub receives: u32,
-    /// Its messages take receives of [`Provider::share_receives`] instead.
+    /// Its messages take receives of [`Provider::share_receives`] instead. That is for pairs in [`DomainId::OWN`].
     pub shares_receives: bool,
     /// Bytes of inline requests.
     pub inline_bytes: u32,
@@ -287,7 +300,7 @@ pub struct PostError {
 /// Completions that a device gives at a time, if it has as many: with fewer, it has no more.
 pub const POLL_BATCH: usize = 64;
 
-/// One device, as one core uses it: one completion queue, one protection domain, its connections.
+/// One device, as one core uses it: one completion queue, its protection domains, its connections.
 ///
 /// A connection of a host is resolved, gets its queue pair and its receives, and connects. A connection of a target comes
 /// with a request, gets its queue pair and its receives, and is accepted or rejected. Both are destroyed at the end.
@@ -298,15 +311,32 @@ pub trait Provider {
     fn name(&self) -> &str;
     /// What the device can do.
     fn capabilities(&self) -> Capabilities;
-    /// Allocates and registers zeroed memory.
+    /// Makes a protection domain.
     ///
     /// # Errors
-    /// When the device or the memory's limit (RLIMIT_MEMLOCK) refuses.
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError>;
+    /// When the device refuses: it has a limit of them (`max_pd`).
+    fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        let why = "the device has one for all";
+        Err(ProviderError::new("allocating a protection domain", why))
+    }
+    /// Ends a domain of [`Self::open_domain`]. Its queue pairs are destroyed, and its registrations have ended.
+    fn close_domain(&mut self, domain: DomainId) {
+        let _ = domain;
+    }
+    /// Allocates and registers zeroed memory in a domain.
+    ///
+    /// # Errors
+    /// When the device or the memory's limit (RLIMIT_MEMLOCK) refuses, or there is no such domain.
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError>;
     /// Ends a registration and frees its memory.
     fn deregister(&mut self, region: Region);
-    /// Registers memory of others, for RDMA WRITEs from it: neither the peer nor a receive reaches it. It is kept until
-    /// [`Self::deregister_foreign`], or until the device is no more. Gives the key for local use.
+    /// Registers memory of others in [`DomainId::OWN`], for RDMA WRITEs from it: neither the peer nor a receive reaches it. It is
+    /// kept until [`Self::deregister_foreign`], or until the device is no more. Gives the key for local use.
     ///
     /// # Errors
     /// When the device or the limit of locked memory refuses.

@@ -9,8 +9,8 @@ use raceline_proto::rdma::{RejectData, RejectStatus};
 
 use crate::foreign::Foreign;
 use crate::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
-    ProviderError, RecvWork, Region, SendWork,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, PairConfig, PostError,
+    Provider, ProviderError, RecvWork, Region, SendWork,
 };
 
 /// A device that says when it has something to give. It may move to another thread, and belongs to one at a time.
@@ -46,7 +46,7 @@ pub trait WaitingDevice: Provider + Debug + Send {
     }
 }
 
-/// Opens a device again: each value that it gives has a completion queue, a protection domain and an event channel of its
+/// Opens a device again: each value that it gives has a completion queue, protection domains and an event channel of its
 /// own, and belongs to one core. It may be called on any thread.
 pub type Kin =
     Box<dyn Fn() -> Result<Box<dyn WaitingDevice>, ProviderError> + Send + Sync + 'static>;
@@ -89,8 +89,21 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).capabilities()
     }
 
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
-        (**self).register(len, access)
+    fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        (**self).open_domain()
+    }
+
+    fn close_domain(&mut self, domain: DomainId) {
+        (**self).close_domain(domain);
+    }
+
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
+        (**self).register(domain, len, access)
     }
 
     fn deregister(&mut self, region: Region) {

@@ -19,8 +19,8 @@ use raceline_proto::nvme::opcode::{fabrics, io};
 use raceline_proto::nvme::{ControllerId, Cqe, HostId, Nqn, QueueId, Sqe};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest, WorkStatus};
 use raceline_rdma::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, Operation, PairConfig, PostError,
-    Provider, ProviderError, RecvWork, Region, SendWork, Slice,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, Operation, PairConfig,
+    PostError, Provider, ProviderError, RecvWork, Region, SendWork, Slice,
 };
 use raceline_rdma::waiting::{Given, Kin};
 use raceline_rdma::{Foreign, WaitingDevice};
@@ -195,7 +195,7 @@ impl Provider for Device {
         }
     }
 
-    fn register(&mut self, len: u32, _: Access) -> Result<Region, ProviderError> {
+    fn register(&mut self, _: DomainId, len: u32, _: Access) -> Result<Region, ProviderError> {
         self.next_key += 1;
         let key = self.next_key;
         self.memory.insert(key, vec![0; index(len)].into());

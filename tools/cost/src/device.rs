@@ -12,8 +12,8 @@ use raceline_host::RdmaDevices;
 use raceline_rdma::Foreign;
 use raceline_rdma::fake::{FakeDevice, Network};
 use raceline_rdma::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, PairConfig, PostError, Provider,
-    ProviderError, RecvWork, Region, SendWork,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, PairConfig, PostError,
+    Provider, ProviderError, RecvWork, Region, SendWork,
 };
 use raceline_rdma::waiting::WaitingDevice;
 
@@ -63,8 +63,21 @@ impl Provider for Device {
         self.0.capabilities()
     }
 
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
-        self.0.register(len, access)
+    fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        self.0.open_domain()
+    }
+
+    fn close_domain(&mut self, domain: DomainId) {
+        self.0.close_domain(domain);
+    }
+
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
+        self.0.register(domain, len, access)
     }
 
     fn deregister(&mut self, region: Region) {

@@ -1,5 +1,5 @@
-//! What one core of a host has of one RDMA device: its completion queue, protection domain and memory, and the queues that
-//! share them.
+//! What one core of a host has of one RDMA device: its completion queue and memory, and the queues that share them. Queues to
+//! different targets are in different protection domains.
 //!
 //! Whichever queue the core calls takes what the device has for all of them, and calls the others by a timer that is due at
 //! once. A connection's end is of its queue alone; a removed device ends all.
@@ -16,7 +16,7 @@ use raceline_reactor::io::{RecvBuffers, SocketId};
 use raceline_reactor::{Context, IoBuf, Socket, Token};
 
 use super::bell::Bell;
-use super::memory::Blocks;
+use super::memory::{Kind, Memory};
 use crate::transport::RdmaDevices;
 
 /// A core's completion queue has room for so many queues like the first, as long as it has no more than [`MOST_COMPLETIONS`]
@@ -41,10 +41,7 @@ pub(super) struct Hub {
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) port: HostPort<Device>,
-    data: Blocks,
-    capsules: Blocks,
-    /// Blocks of both that commands have.
-    lent: usize,
+    memory: Memory,
     members: Vec<Option<Member>>,
     /// Positions of members.
     by_connection: Table<usize>,
@@ -79,6 +76,8 @@ struct Member {
     events: VecDeque<HostPortEvent>,
     /// Completions that it can have at a time.
     completions: u32,
+    /// The place of its target's domain in the core's memory.
+    domain: usize,
     /// It will be called.
     is_called: bool,
     /// It ends, and may be dropped at any time.
@@ -87,11 +86,11 @@ struct Member {
 
 /// Memory that a command has.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Lent {
-    /// For its data.
-    Data(Region),
-    /// For its capsule.
-    Capsule(Region),
+pub(super) struct Lent {
+    pub(super) kind: Kind,
+    pub(super) region: Region,
+    /// The place of its domain in the core's memory.
+    domain: usize,
 }
 
 /// The place of a queue in a [`Hub`]. Whoever drops it without [`Self::leave`] waits for nothing: the connection ends in
@@ -100,8 +99,8 @@ pub(super) enum Lent {
 pub(super) struct Membership {
     hub: Rc<Hub>,
     member: usize,
-    /// Whose commands the queue's are.
-    pub(super) target: SocketAddr,
+    /// The place of the target's domain in the core's memory.
+    pub(super) domain: usize,
     pub(super) connection: Option<ConnectionId>,
     has_left: bool,
 }
@@ -125,9 +124,7 @@ impl Hub {
         let device = devices.open(target, source, all)?;
         let core = Core {
             port: HostPort::new(device),
-            data: Blocks::of_data(),
-            capsules: Blocks::of_capsules(),
-            lent: 0,
+            memory: Memory::new(),
             members: Vec::new(),
             by_connection: Table::new(CONNECTIONS_NEAR),
             recent: 0,
@@ -160,7 +157,7 @@ impl Membership {
     /// Joins a device that the core has open for the same place, or opens one.
     ///
     /// # Errors
-    /// When there is no such device, it refuses, or the core cannot wait for it.
+    /// When there is no such device, it refuses or has no further protection domain, or the core cannot wait for it.
     pub(super) fn join(
         cx: &mut Context<'_>,
         devices: &Arc<dyn RdmaDevices>,
@@ -179,9 +176,13 @@ impl Membership {
                 hub
             }
         };
-        let member = hub.core.borrow_mut().add(joining.token, completions);
-        let (target, connection) = (joining.target, None);
-        let membership = Self { hub, member, target, connection, has_left: false };
+        let (member, domain) = {
+            let core = &mut *hub.core.borrow_mut();
+            let domain = core.memory.enter(core.port.provider(), joining.target);
+            let domain = domain.map_err(|error| error.to_string())?;
+            (core.add(joining.token, completions, domain), domain)
+        };
+        let membership = Self { hub, member, domain, connection: None, has_left: false };
         let listening = membership.core().listen(cx, member);
         match listening {
             Ok(()) => Ok(membership),
@@ -194,7 +195,7 @@ impl Membership {
         self.hub.core.borrow_mut()
     }
 
-    /// Begins a connection.
+    /// Begins a connection, in the domain of the queue's target.
     ///
     /// # Errors
     /// When the device does not reach the address.
@@ -204,6 +205,7 @@ impl Membership {
         config: ConnectConfig,
     ) -> Result<(), ConnectError> {
         let core = &mut *self.hub.core.borrow_mut();
+        let config = ConnectConfig { domain: core.memory.id(self.domain), ..config };
         let connection = core.port.connect(config, cx.now)?;
         core.by_connection.insert(connection.0, self.member);
         self.connection = Some(connection);
@@ -307,10 +309,11 @@ impl Drop for Membership {
 }
 
 impl Core {
-    fn add(&mut self, token: Token, completions: u32) -> usize {
+    fn add(&mut self, token: Token, completions: u32, domain: usize) -> usize {
         self.promised += completions;
         let events = VecDeque::new();
-        let member = Member { token, events, completions, is_called: false, is_closing: false };
+        let (is_called, is_closing) = (false, false);
+        let member = Member { token, events, completions, domain, is_called, is_closing };
         match self.members.iter().position(Option::is_none) {
             Some(place) => {
                 self.members[place] = Some(member);
@@ -323,9 +326,13 @@ impl Core {
         }
     }
 
+    /// A queue leaves. Nothing is left of its connection.
     fn remove(&mut self, member: usize) {
         if let Some(left) = self.members[member].take() {
             self.promised -= left.completions;
+            self.memory.leave(self.port.provider(), left.domain);
+            // Its queue pair had memory, too.
+            self.has_freed = true;
         }
         self.starved.retain(|starved| *starved != member);
     }
@@ -358,12 +365,14 @@ impl Core {
         }
     }
 
-    /// A queue waits until commands have given memory back. False: none has any.
+    /// A queue waits until commands have given memory back. False: none has any. Those that are dropped with their queue give theirs
+    /// back without a call, so whoever waits looks by time as well.
     pub(super) fn starve(&mut self, member: usize) -> bool {
-        if self.lent > 0 && !self.starved.contains(&member) {
+        let waits = self.memory.is_lent();
+        if waits && !self.starved.contains(&member) {
             self.starved.push(member);
         }
-        self.lent > 0
+        waits
     }
 
     /// Memory has come back: those who wait for some try again.
@@ -375,51 +384,26 @@ impl Core {
         }
     }
 
-    /// A block for so many bytes of data of a target's command.
+    /// A block for so many bytes of a command.
     ///
     /// # Errors
     /// When no more memory can be registered.
-    pub(super) fn lend_data(
+    #[inline]
+    pub(super) fn lend(
         &mut self,
-        target: SocketAddr,
+        domain: usize,
+        kind: Kind,
         bytes: u32,
-    ) -> Result<Region, ProviderError> {
-        let taken = self.data.take(self.port.provider(), Some(target), bytes);
-        let taken = match taken {
-            // Capsules that nobody uses may be in the way.
-            Err(_) if self.capsules.clear(self.port.provider()) => {
-                self.data.take(self.port.provider(), Some(target), bytes)
-            }
-            taken => taken,
-        };
-        self.lent += usize::from(taken.is_ok());
-        taken
+    ) -> Result<Lent, ProviderError> {
+        let region = self.memory.lend(self.port.provider(), domain, kind, bytes)?;
+        Ok(Lent { kind, region, domain })
     }
 
-    /// A block for a capsule of so many bytes.
-    ///
-    /// # Errors
-    /// As [`Self::lend_data`].
-    pub(super) fn lend_capsule(&mut self, bytes: u32) -> Result<Region, ProviderError> {
-        let taken = self.capsules.take(self.port.provider(), None, bytes);
-        let taken = match taken {
-            Err(_) if self.data.clear(self.port.provider()) => {
-                self.capsules.take(self.port.provider(), None, bytes)
-            }
-            taken => taken,
-        };
-        self.lent += usize::from(taken.is_ok());
-        taken
-    }
-
-    /// A command of a target has ended: its block is free.
-    pub(super) fn give_back(&mut self, target: SocketAddr, lent: Lent) {
-        self.lent -= 1;
+    /// A command has ended: its block is free.
+    #[inline]
+    pub(super) fn give_back(&mut self, lent: Lent) {
         self.has_freed = true;
-        match lent {
-            Lent::Data(region) => self.data.give(self.port.provider(), Some(target), region),
-            Lent::Capsule(region) => self.capsules.give(self.port.provider(), None, region),
-        }
+        self.memory.give_back(self.port.provider(), lent.domain, lent.kind, lent.region);
     }
 
     /// Sees to it that the core is called for news: under this queue's name, if it is not already under another's.
@@ -475,12 +459,5 @@ impl Core {
         if let Some(socket) = self.bell.socket.take() {
             cx.io.close(socket, true);
         }
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.data.clear(self.port.provider());
-        self.capsules.clear(self.port.provider());
     }
 }

@@ -1,27 +1,69 @@
-//! Registered memory of a core for what its queues over RDMA send and receive, in blocks that are used again.
+//! Registered memory of a core for what its queues over RDMA send and receive, in blocks that are used again, and the
+//! protection domains in which it is: one for each target.
+//!
+//! A queue pair and its peer reach the memory of their own domain only. So a target that guesses the key of another one's
+//! block reaches nothing by it.
 
 use std::net::SocketAddr;
 
-use raceline_rdma::verbs::{Access, Provider, ProviderError, Region};
+use raceline_rdma::verbs::{Access, DomainId, Provider, ProviderError, Region};
 
 /// Blocks have these sizes: powers of two, from a page on.
 const SMALLEST: u32 = 4096;
 const SIZES: usize = 13;
 /// Bytes of the largest block.
 pub(super) const LARGEST: u32 = SMALLEST << (SIZES - 1);
-/// Bytes of free blocks for data that stay registered: 127 commands of 128 KiB, rounded up.
+/// Bytes of free blocks for data that stay registered, of all domains together: 127 commands of 128 KiB, rounded up.
 const MOST_DATA: u64 = 16 << 20;
 /// The same for capsules: 512 with more than 4,032 bytes of data, which is more than four queues have usually.
 const MOST_CAPSULES: u64 = 4 << 20;
 
-/// The blocks of one kind that no command has.
+/// What a block is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Data, which the controller reads and writes itself.
+    Data,
+    /// Capsules with data, which no peer reaches.
+    Capsule,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Data, Self::Capsule];
+
+    fn access(self) -> Access {
+        match self {
+            Self::Data => Access::HOST_DATA,
+            Self::Capsule => Access::LOCAL,
+        }
+    }
+}
+
+/// Free blocks of one kind, by size.
+type Free = [Vec<Region>; SIZES];
+
+/// The memory for the commands of one target.
 #[derive(Debug)]
-pub(super) struct Blocks {
-    access: Access,
-    most_kept: u64,
-    /// With the target whose commands they were for: it keeps the keys, so they are never for another one.
-    free: [Vec<(Option<SocketAddr>, Region)>; SIZES],
-    kept: u64,
+struct Domain {
+    target: SocketAddr,
+    id: DomainId,
+    /// Queues to the target.
+    queues: usize,
+    /// Blocks that commands have.
+    lent: usize,
+    /// By kind.
+    free: [Free; 2],
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// Queues know theirs by its place. One that no queue is in and of which no command has a block is closed.
+    domains: Vec<Option<Domain>>,
+    /// Bytes of free blocks, by kind.
+    kept: [u64; 2],
+    most_kept: [u64; 2],
+    /// Blocks that commands have.
+    lent: usize,
 }
 
 /// Which size holds so many bytes.
@@ -30,72 +72,150 @@ fn size_of(bytes: u32) -> usize {
     usize::try_from(blocks.trailing_zeros()).unwrap_or(usize::MAX)
 }
 
-impl Blocks {
-    /// For data, which the controller reads and writes itself.
-    pub(super) fn of_data() -> Self {
-        Self::new(Access::HOST_DATA, MOST_DATA)
+impl Memory {
+    pub(super) fn new() -> Self {
+        let most_kept = [MOST_DATA, MOST_CAPSULES];
+        Self { domains: Vec::new(), kept: [0; 2], most_kept, lent: 0 }
     }
 
-    /// For capsules with data, which no peer reaches.
-    pub(super) fn of_capsules() -> Self {
-        Self::new(Access::LOCAL, MOST_CAPSULES)
+    /// A queue to this target joins: gives the place of the target's domain, which is made if there is none.
+    ///
+    /// # Errors
+    /// When the device makes no further domain.
+    pub(super) fn enter(
+        &mut self,
+        device: &mut impl Provider,
+        target: SocketAddr,
+    ) -> Result<usize, ProviderError> {
+        let is_its = |known: &Option<Domain>| known.as_ref().is_some_and(|it| it.target == target);
+        let place = match self.domains.iter().position(is_its) {
+            Some(place) => place,
+            None => {
+                let id = device.open_domain()?;
+                let domain = Domain { target, id, queues: 0, lent: 0, free: Default::default() };
+                let free = self.domains.iter().position(Option::is_none);
+                let place = free.unwrap_or(self.domains.len());
+                self.domains.resize_with(self.domains.len().max(place + 1), || None);
+                self.domains[place] = Some(domain);
+                place
+            }
+        };
+        self.domain(place).queues += 1;
+        Ok(place)
     }
 
-    fn new(access: Access, most_kept: u64) -> Self {
-        Self { access, most_kept, free: Default::default(), kept: 0 }
+    /// A queue has left, and nothing is left of its queue pair. Its commands may give their blocks back later.
+    pub(super) fn leave(&mut self, device: &mut impl Provider, place: usize) {
+        self.domain(place).queues -= 1;
+        self.close_unused(device, place);
     }
 
-    /// A block of at least so many bytes, at most [`LARGEST`], for a command of this target; none: no target reaches it.
+    /// The domain of a place, for queue pairs and their own memory.
+    pub(super) fn id(&mut self, place: usize) -> DomainId {
+        self.domain(place).id
+    }
+
+    /// Whether some command has a block.
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent > 0
+    }
+
+    /// # Panics
+    /// When it is closed: that is a bug of the caller, who has a queue or a block there.
+    #[inline]
+    fn domain(&mut self, place: usize) -> &mut Domain {
+        let Some(domain) = &mut self.domains[place] else {
+            unreachable!("a domain is used after its end")
+        };
+        domain
+    }
+
+    /// A block of at least so many bytes, at most [`LARGEST`], for a command of a domain.
     ///
     /// # Errors
     /// When no more memory can be registered.
-    pub(super) fn take(
+    pub(super) fn lend(
         &mut self,
         device: &mut impl Provider,
-        target: Option<SocketAddr>,
+        place: usize,
+        kind: Kind,
         bytes: u32,
     ) -> Result<Region, ProviderError> {
         let size = size_of(bytes);
-        let free = &mut self.free[size];
-        if let Some(at) = free.iter().rposition(|(of, _)| *of == target) {
-            let (_, region) = free.swap_remove(at);
-            self.kept -= u64::from(region.len);
+        let domain = self.domain(place);
+        if let Some(region) = domain.free[kind as usize][size].pop() {
+            domain.lent += 1;
+            self.kept[kind as usize] -= u64::from(region.len);
+            self.lent += 1;
             return Ok(region);
         }
-        let registered = device.register(SMALLEST << size, self.access);
-        if registered.is_err() && self.kept > 0 {
-            // Blocks of other sizes may be in the way.
-            self.clear(device);
-            return device.register(SMALLEST << size, self.access);
-        }
-        registered
+        let id = domain.id;
+        let region = match device.register(id, SMALLEST << size, kind.access()) {
+            // Blocks that nobody uses may be in the way: of other sizes, the other kind, other domains.
+            Err(_) if self.kept != [0; 2] => {
+                self.clear(device);
+                device.register(id, SMALLEST << size, kind.access())?
+            }
+            registered => registered?,
+        };
+        self.domain(place).lent += 1;
+        self.lent += 1;
+        Ok(region)
     }
 
     /// Takes a block back.
-    pub(super) fn give(
+    pub(super) fn give_back(
         &mut self,
         device: &mut impl Provider,
-        target: Option<SocketAddr>,
+        place: usize,
+        kind: Kind,
         region: Region,
     ) {
-        let free = &mut self.free[size_of(region.len)];
-        if self.kept + u64::from(region.len) <= self.most_kept {
-            self.kept += u64::from(region.len);
-            return free.push((target, region));
+        self.lent -= 1;
+        let (of, size, len) = (kind as usize, size_of(region.len), u64::from(region.len));
+        self.domain(place).lent -= 1;
+        if self.kept[of] + len > self.most_kept[of] {
+            // One of the same size makes room, so that a target whose commands came first does not keep all blocks.
+            let mut others = self.domains.iter_mut().enumerate();
+            let other = others.find_map(|(at, domain)| match domain {
+                Some(domain) if at != place => domain.free[of][size].pop(),
+                _ => None,
+            });
+            self.kept[of] -= other.map_or(0, |other| u64::from(other.len));
+            other.into_iter().for_each(|other| device.deregister(other));
         }
-        // One of the same size makes room, so that a target whose commands came first does not keep all blocks.
-        match free.iter().position(|(of, _)| *of != target) {
-            Some(at) => device.deregister(std::mem::replace(&mut free[at], (target, region)).1),
-            None => device.deregister(region),
+        if self.kept[of] + len > self.most_kept[of] {
+            device.deregister(region);
+        } else {
+            self.kept[of] += len;
+            self.domain(place).free[of][size].push(region);
+        }
+        self.close_unused(device, place);
+    }
+
+    /// Ends the registrations of all free blocks.
+    fn clear(&mut self, device: &mut impl Provider) {
+        for place in 0..self.domains.len() {
+            self.clear_domain(device, place);
         }
     }
 
-    /// Ends the registrations of all free blocks. Whether there were any.
-    pub(super) fn clear(&mut self, device: &mut impl Provider) -> bool {
-        for (_, region) in self.free.iter_mut().flat_map(|free| free.drain(..)) {
-            device.deregister(region);
+    fn clear_domain(&mut self, device: &mut impl Provider, place: usize) {
+        let Some(domain) = &mut self.domains[place] else { return };
+        for kind in Kind::ALL {
+            for region in domain.free[kind as usize].iter_mut().flat_map(|free| free.drain(..)) {
+                self.kept[kind as usize] -= u64::from(region.len);
+                device.deregister(region);
+            }
         }
-        std::mem::take(&mut self.kept) > 0
+    }
+
+    /// Closes a domain that has neither queues nor blocks at commands.
+    fn close_unused(&mut self, device: &mut impl Provider, place: usize) {
+        let Domain { queues: 0, lent: 0, id, .. } = *self.domain(place) else { return };
+        self.clear_domain(device, place);
+        self.domains[place] = None;
+        device.close_domain(id);
     }
 }
 
@@ -103,35 +223,92 @@ impl Blocks {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-    use raceline_rdma::fake::{Network, NetworkConfig};
+    use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
 
     use super::*;
+
+    /// A device, and two targets with a queue each.
+    fn two() -> (Network, FakeDevice, Memory, [usize; 2]) {
+        let network = Network::new(NetworkConfig::default());
+        let mut device = network.add_device();
+        let mut memory = Memory::new();
+        let target = |last| SocketAddr::new([192, 0, 2, last].into(), 4420);
+        let places = [1, 2].map(|last| memory.enter(&mut device, target(last)).unwrap());
+        (network, device, memory, places)
+    }
 
     /// The target keeps the key of what it was given.
     #[test]
     fn a_block_is_never_for_another_target() {
-        let network = Network::new(NetworkConfig::default());
-        let mut device = network.add_device();
-        let mut blocks = Blocks::of_data();
-        let [one, other] = [1, 2].map(|last| Some(SocketAddr::new([192, 0, 2, last].into(), 4420)));
-        let first = blocks.take(&mut device, one, 100).unwrap();
-        blocks.give(&mut device, one, first);
-        let second = blocks.take(&mut device, other, 100).unwrap();
+        let (network, mut device, mut memory, [one, other]) = two();
+        let kind = Kind::Data;
+        let first = memory.lend(&mut device, one, kind, 100).unwrap();
+        assert_ne!(memory.id(one), memory.id(other));
+        memory.give_back(&mut device, one, kind, first);
+        let second = memory.lend(&mut device, other, kind, 100).unwrap();
         assert_ne!(first.rkey, second.rkey);
-        blocks.give(&mut device, other, second);
-        assert_eq!(blocks.take(&mut device, one, 100).unwrap().rkey, first.rkey);
-        blocks.give(&mut device, one, first);
+        memory.give_back(&mut device, other, kind, second);
+        assert_eq!(memory.lend(&mut device, one, kind, 100).unwrap().rkey, first.rkey);
+        memory.give_back(&mut device, one, kind, first);
         // All that may be kept is of one target: the other one's takes the place of one of them.
-        blocks.most_kept = blocks.kept;
-        let third = blocks.take(&mut device, other, 100).unwrap();
-        let more = blocks.take(&mut device, other, 100).unwrap();
-        blocks.give(&mut device, other, third);
-        blocks.give(&mut device, other, more);
-        assert_eq!(blocks.kept, blocks.most_kept);
-        assert!(blocks.free[0].iter().all(|(of, _)| *of == other), "{:?}", blocks.free[0]);
-        assert!(
-            blocks.clear(&mut device) && network.core_numbered(device.number()).registered == 0
-        );
+        memory.most_kept = memory.kept;
+        let third = memory.lend(&mut device, other, kind, 100).unwrap();
+        let more = memory.lend(&mut device, other, kind, 100).unwrap();
+        memory.give_back(&mut device, other, kind, third);
+        memory.give_back(&mut device, other, kind, more);
+        assert_eq!(memory.kept, memory.most_kept);
+        let kept = [one, other].map(|place| memory.domain(place).free[kind as usize][0].len());
+        assert_eq!(kept, [0, 2]);
+        let core = network.core_numbered(device.number());
+        assert_eq!((core.domains, core.registered), (2, 2 * 4096));
+        for place in [one, other] {
+            memory.leave(&mut device, place);
+        }
+        assert_eq!((network.leftovers(), memory.kept), ((0, 0), [0; 2]));
+        assert_eq!(network.misuses(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_domain_ends_with_its_last_queue_and_its_last_block() {
+        let (network, mut device, mut memory, [one, other]) = two();
+        let target = SocketAddr::new([192, 0, 2, 1].into(), 4420);
+        assert_eq!(memory.enter(&mut device, target).unwrap(), one, "queues to it share one");
+        let domains = |device: &FakeDevice| network.core_numbered(device.number()).domains;
+        let block = memory.lend(&mut device, one, Kind::Capsule, 5000).unwrap();
+        memory.leave(&mut device, one);
+        memory.leave(&mut device, one);
+        assert_eq!(domains(&device), 2, "a command has a block");
+        memory.give_back(&mut device, one, Kind::Capsule, block);
+        assert_eq!((domains(&device), memory.kept), (1, [0; 2]));
+        // The place is used again.
+        assert_eq!(memory.enter(&mut device, target).unwrap(), one);
+        network.refuse_domains(true);
+        let third = SocketAddr::new([192, 0, 2, 3].into(), 4420);
+        let error = memory.enter(&mut device, third).unwrap_err();
+        assert!(error.to_string().contains("protection domain"), "{error}");
+        for place in [one, other] {
+            memory.leave(&mut device, place);
+        }
+        assert_eq!(network.leftovers(), (0, 0));
+        assert_eq!(network.misuses(), Vec::<String>::new());
+    }
+
+    /// What nobody uses in one domain is not in the way of another one.
+    #[test]
+    fn free_blocks_of_all_domains_make_room() {
+        let (network, mut device, mut memory, [one, other]) = two();
+        for kind in Kind::ALL {
+            let block = memory.lend(&mut device, one, kind, 100).unwrap();
+            memory.give_back(&mut device, one, kind, block);
+        }
+        network.refuse_memory(true);
+        assert!(memory.lend(&mut device, other, Kind::Data, 100).is_err());
+        assert_eq!((network.memory_refusals(), memory.kept, memory.is_lent()), (2, [0; 2], false));
+        assert_eq!(network.core_numbered(device.number()).registered, 0);
+        for place in [one, other] {
+            memory.leave(&mut device, place);
+        }
+        assert_eq!(network.leftovers(), (0, 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{CommandId, Cqe, Status};
 use raceline_proto::rdma::{KeyedBlock, MAX_BLOCK_BYTES, QueueRequest};
-use raceline_rdma::verbs::Provider;
+use raceline_rdma::verbs::{DomainId, Provider};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPortEvent, HostTransfer, SubmitError,
 };
@@ -17,6 +17,7 @@ use raceline_reactor::Context;
 use raceline_reactor::io::{RecvBuffers, is_taken_back};
 
 use super::hub::{Joining, Lent, Membership};
+use super::memory::Kind;
 use super::{Ending, QueuePair, SqFlow, State};
 use crate::command::Data;
 use crate::error::{CommandError, HostError};
@@ -30,6 +31,8 @@ const SQE_BYTES: u32 = 64;
 /// further one is twice as long.
 const STALE_ATTEMPTS: u32 = 8;
 const STALE_DELAY: Duration = Duration::from_millis(10);
+/// How often a queue that waits for memory looks for some, if nobody calls it before.
+const STARVED_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a queue looks whether its connection has ended.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -61,6 +64,8 @@ enum Sent {
     Yes,
     /// There is no room for it now.
     Later,
+    /// There is no memory for its data, until other commands have ended.
+    Starved,
     /// There is no memory for its data, and none will become free.
     Never(String),
 }
@@ -79,7 +84,7 @@ impl RdmaLink {
     /// The command has ended: its memory is free.
     fn free(&self, outstanding: &Outstanding) {
         if let Some(lent) = outstanding.lent {
-            self.hub.core().give_back(self.hub.target, lent);
+            self.hub.core().give_back(lent);
         }
     }
 
@@ -171,6 +176,8 @@ impl QueuePair {
         ConnectConfig {
             address: config.address,
             source: config.source.map(|source| source_towards(source, config.address)),
+            // The hub puts that of the target in its place.
+            domain: DomainId::OWN,
             request: QueueRequest {
                 qid: config.qid,
                 receives: config.entries,
@@ -279,7 +286,7 @@ impl QueuePair {
         let is_wanted = !matches!(self.state, State::Draining(_));
         if is_wanted
             && cqe.status.is_success()
-            && let Some(Lent::Data(region)) = &outstanding.lent
+            && let Some(Lent { kind: Kind::Data, region, .. }) = &outstanding.lent
             && let Some(entry) = self.commands.get_mut(outstanding.cid)
             && let Data::Read(buf) = &mut entry.data
         {
@@ -400,6 +407,11 @@ impl QueuePair {
                     self.pending.push_front(cid);
                     break;
                 }
+                Sent::Starved => {
+                    self.pending.push_front(cid);
+                    self.arm(cx, cx.now + STARVED_INTERVAL);
+                    break;
+                }
                 Sent::Never(why) => {
                     self.pending.push_front(cid);
                     let error = HostError::Rdma(self.config.address, why);
@@ -432,7 +444,7 @@ impl QueuePair {
         }
         let Some(rdma) = &mut self.rdma else { return Sent::Later };
         let Some(connection) = rdma.hub.connection else { return Sent::Later };
-        let (member, target) = (rdma.hub.member(), rdma.hub.target);
+        let (member, domain) = (rdma.hub.member(), rdma.hub.domain);
         let core = &mut *rdma.hub.core();
         let Some((queue, _)) = core.port.queue(connection) else { return Sent::Later };
         if sent >= usize::from(entries) - 1 || queue.outstanding() >= usize::from(entries) - 1 {
@@ -441,20 +453,20 @@ impl QueuePair {
         let in_capsule = entry.len <= capsule_data && matches!(entry.data, Data::Write(_));
         let block = match (&entry.data, in_capsule) {
             (Data::None, _) => Ok(None),
-            (_, true) => core.lend_capsule(SQE_BYTES + entry.len).map(Lent::Capsule).map(Some),
-            (_, false) => core.lend_data(target, entry.len).map(Lent::Data).map(Some),
+            (_, true) => core.lend(domain, Kind::Capsule, SQE_BYTES + entry.len).map(Some),
+            (_, false) => core.lend(domain, Kind::Data, entry.len).map(Some),
         };
         let lent = match block {
             Ok(lent) => lent,
-            Err(_) if core.starve(member) || sent > 0 => return Sent::Later,
+            Err(_) if core.starve(member) || sent > 0 => return Sent::Starved,
             Err(error) => return Sent::Never(error.to_string()),
         };
         let (transfer, data_at) = match lent {
             None => (HostTransfer::None, None),
-            Some(Lent::Capsule(memory)) => {
+            Some(Lent { kind: Kind::Capsule, region: memory, .. }) => {
                 (HostTransfer::CapsuleIn { memory, len: entry.len }, Some((memory, SQE_BYTES)))
             }
-            Some(Lent::Data(region)) => {
+            Some(Lent { kind: Kind::Data, region, .. }) => {
                 let (address, key) = (region.address, region.rkey);
                 let block = KeyedBlock { address, len: entry.len, key };
                 (HostTransfer::Keyed { block, invalidate: false }, Some((region, 0)))
@@ -477,7 +489,7 @@ impl QueuePair {
             }
             Err(error) => {
                 if let Some(lent) = lent {
-                    core.give_back(target, lent);
+                    core.give_back(lent);
                 }
                 match error {
                     SubmitError::Full | SubmitError::Lost => Sent::Later,

@@ -1,4 +1,5 @@
-//! Queues of one core share a device: one completion queue, one protection domain, one pool of memory; and each ends alone.
+//! Queues of one core share a device: one completion queue, and for one target one protection domain with its memory; and each
+//! ends alone.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -17,10 +17,10 @@ use raceline_proto::nvme::opcode::{admin, fabrics, io};
 use raceline_proto::nvme::property::{CAP, CC, CSTS, Capabilities, VS};
 use raceline_proto::nvme::rw::BlockRange;
 use raceline_proto::nvme::{CommandId, Cqe, Direction, Sqe, Status};
-use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData};
+use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData, KeyedBlock};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Operation, Provider, ProviderError, Region, SendWork,
+    Access, ConnectionId, DomainId, Operation, Provider, ProviderError, Region, SendWork,
 };
 use raceline_rdma::{
     CommandToken, PortConfig, TargetEvent, TargetPort, TargetPortEvent, WaitingDevice,
@@ -71,7 +71,14 @@ pub enum Wrong {
     Twice,
     /// By a response that invalidates a key of the host.
     Key,
+    /// Not at all: junk is written to memory of the host of which the target has got hold otherwise.
+    Write(KeyedBlock),
+    /// Not at all: such memory is read.
+    Read(KeyedBlock),
 }
+
+/// What [`Wrong::Write`] writes.
+pub const JUNK: u8 = 0xee;
 
 /// What a test sees of the target and says to it.
 #[derive(Debug, Default)]
@@ -79,6 +86,8 @@ pub struct Shared {
     pub ends: AtomicBool,
     /// I/O commands are kept, never answered.
     pub holds_io: AtomicBool,
+    /// Writes whose data the target has to fetch wait, and their data are fetched when this is false again.
+    pub keeps_writes: AtomicBool,
     /// New connections are ended at once.
     pub is_away: AtomicBool,
     /// Identify of the namespace and its descriptors, for a namespace that other controllers have, too.
@@ -95,6 +104,8 @@ pub struct Seen {
     pub keep_alives: u32,
     /// I/O commands, by whether their data came in the capsule.
     pub io: Vec<(u8, bool)>,
+    /// Where the data of writes are that wait.
+    pub kept: Vec<KeyedBlock>,
     /// Connections that are left.
     pub connections: usize,
 }
@@ -108,8 +119,12 @@ pub struct Served {
 
 impl Served {
     pub fn start(config: NetworkConfig) -> Self {
-        let network = Network::new(config);
-        let address = "10.0.0.1:4420".parse().unwrap();
+        Self::start_at(&Network::new(config), "10.0.0.1:4420".parse().unwrap())
+    }
+
+    /// One more target of a network.
+    pub fn start_at(network: &Network, address: SocketAddr) -> Self {
+        let network = network.clone();
         let shared = Arc::new(Shared::default());
         let mut target = Target::new(&network, address, Arc::clone(&shared));
         let thread = std::thread::spawn(move || target.run());
@@ -121,16 +136,26 @@ impl Served {
     }
 
     /// Waits until the target has no connection any more, ends it, and looks whether anything is left or was misused.
-    pub fn finish(mut self) {
+    pub fn finish(self) {
+        Self::finish_all([self]);
+    }
+
+    /// The same for all targets of a network.
+    pub fn finish_all<const N: usize>(mut all: [Self; N]) {
         let end = Instant::now() + Duration::from_secs(30);
-        while self.seen().connections > 0 {
-            assert!(Instant::now() < end, "connections are left: {:?}", self.seen());
+        while all.iter().any(|one| one.seen().connections > 0) {
+            let seen: Vec<Seen> = all.iter().map(Self::seen).collect();
+            assert!(Instant::now() < end, "connections are left: {seen:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.shared.ends.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-        assert_eq!(self.network.misuses(), Vec::<String>::new());
-        assert_eq!(self.network.leftovers(), (0, 0), "memory and connections");
+        for one in &mut all {
+            one.shared.ends.store(true, Ordering::Relaxed);
+            one.thread.take().unwrap().join().unwrap();
+        }
+        for one in all {
+            assert_eq!(one.network.misuses(), Vec::<String>::new());
+            assert_eq!(one.network.leftovers(), (0, 0), "memory and connections");
+        }
     }
 }
 
@@ -141,6 +166,8 @@ struct Queue {
     writes: BTreeMap<u16, (Sqe, u32)>,
     /// Commands that are never answered.
     held: Vec<CommandToken>,
+    /// Writes that wait.
+    kept: Vec<(CommandToken, Sqe, HostData)>,
 }
 
 struct Target {
@@ -202,6 +229,7 @@ impl Target {
                 is_busy = true;
                 self.handle(id, event);
             }
+            self.go_on_with_writes();
             self.port.settle(now);
             if now > checked + Duration::from_millis(100) {
                 checked = now;
@@ -252,11 +280,26 @@ impl Target {
             }
             TargetEvent::Responded(buffer) => self.free(buffer),
             TargetEvent::Lost(_) => {
-                let held = std::mem::take(&mut self.queues.get_mut(&id).unwrap().held);
-                for token in held {
+                let queue = self.queues.get_mut(&id).unwrap();
+                let held = std::mem::take(&mut queue.held);
+                let kept = std::mem::take(&mut queue.kept).into_iter().map(|(token, ..)| token);
+                for token in held.into_iter().chain(kept) {
                     self.port.queue(id).unwrap().respond(token, Cqe::default(), None, 0);
                 }
             }
+        }
+    }
+
+    fn go_on_with_writes(&mut self) {
+        if self.shared.keeps_writes.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut all = Vec::new();
+        for (&id, queue) in &mut self.queues {
+            all.extend(queue.kept.drain(..).map(|kept| (id, kept)));
+        }
+        for (id, (token, sqe, data)) in all {
+            self.begin(id, token, &sqe, Ok(data));
         }
     }
 
@@ -268,7 +311,7 @@ impl Target {
             true => Access::HOST_DATA,
             false => Access::LOCAL,
         };
-        let region = device.register(len, access).unwrap();
+        let region = device.register(DomainId::OWN, len, access).unwrap();
         self.next_buffer += 1;
         self.buffers.insert(self.next_buffer, region);
         (self.next_buffer, region)
@@ -295,6 +338,14 @@ impl Target {
         let wrong = self.shared.wrong.lock().unwrap().take_if(|(at, _)| Some(*at) == step);
         if let Some((_, wrong)) = wrong {
             return self.answer_wrongly(id, token, sqe, wrong);
+        }
+        if let HostData::Keyed { block, .. } = data
+            && sqe.opc == io::WRITE
+            && self.shared.keeps_writes.load(Ordering::Relaxed)
+        {
+            self.shared.seen.lock().unwrap().kept.push(block);
+            self.queues.get_mut(&id).unwrap().kept.push((token, *sqe, data));
+            return;
         }
         let in_capsule = matches!(data, HostData::InCapsule { .. });
         let queue = self.queues.get_mut(&id).unwrap();
@@ -328,6 +379,9 @@ impl Target {
         let (mut len, mut times, mut invalidate) = (16, 1, None);
         match wrong {
             Wrong::Silence => return,
+            Wrong::Write(block) | Wrong::Read(block) => {
+                return self.reach_for(id, block, matches!(wrong, Wrong::Write(_)));
+            }
             Wrong::Len(bytes) => len = usize::from(bytes),
             Wrong::UnknownCommand => cqe.cid = CommandId(cqe.cid.0 ^ 0x55),
             Wrong::Twice => times = 2,
@@ -345,6 +399,24 @@ impl Target {
                 SendWork { id: id_of_work, operation, local, signalled: true, inline: false };
             self.port.provider().post_raw(id, work).unwrap();
         }
+    }
+
+    /// Tries to get at memory of the host by a key that belongs to no command of this target.
+    fn reach_for(&mut self, id: ConnectionId, block: KeyedBlock, writes: bool) {
+        let (buffer, region) = self.allocate(block.len as usize);
+        self.raw.push(buffer);
+        let (remote, key) = (block.address, block.key);
+        let operation = match writes {
+            true => Operation::Write { remote, key },
+            false => Operation::Read { remote, key },
+        };
+        let device = self.port.provider();
+        if writes {
+            device.write(&region, 0, &vec![JUNK; block.len as usize]);
+        }
+        let local = region.slice(0, block.len);
+        let work = SendWork { id: 1 << 40, operation, local, signalled: true, inline: false };
+        device.post_raw(id, work).unwrap();
     }
 
     fn respond(

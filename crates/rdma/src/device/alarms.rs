@@ -238,14 +238,20 @@ impl RdmaDevice {
 mod tests {
     use super::super::stub::{alarm, open, stub};
     use super::*;
-    use crate::verbs::{PairConfig, Provider};
+    use crate::verbs::{DomainId, PairConfig, Provider};
     use crate::waiting::WaitingDevice;
 
     fn pair(device: &mut RdmaDevice) -> (ConnectionId, usize) {
         stub(|stub| stub.inline = 64);
         let id = device.create_id().unwrap();
         let connection = device.connections.add(id);
-        let config = PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 0 };
+        let config = PairConfig {
+            domain: DomainId::OWN,
+            sends: 8,
+            receives: 8,
+            shares_receives: false,
+            inline_bytes: 0,
+        };
         device.make_pair(connection, &config).unwrap();
         (connection, device.pair(connection).unwrap().addr())
     }

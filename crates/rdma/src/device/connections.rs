@@ -19,8 +19,13 @@ use crate::verbs::{ConnectionId, Event, PairConfig, ProviderError, Rejection};
 const BACKLOG: c_int = 128;
 /// Each step of finding a target has so long.
 const RESOLVE_MS: c_int = 2000;
-/// Retries of packets, and of messages to a peer without receives: 7 of the latter are without end.
-const RETRIES: u8 = 7;
+/// How often a packet is sent again that was not acknowledged: the field has three bits. 7 would be the most, but soft RoCE
+/// (rxe) takes that for "without end", and a queue whose packets get lost for good would never fail: its commands
+/// would, after their timeout. 6 ends everywhere.
+const PACKET_RETRIES: u8 = 6;
+/// How often a message is sent again to a peer without receives: 7 is "without end" by the specification. The peer is
+/// there and posts receives later, or its keep alive ends the queue.
+const NOT_READY_RETRIES: u8 = 7;
 /// Bytes of inline requests that are tried, when a device refuses more.
 const INLINE: [u32; 3] = [32, 16, 0];
 /// A code for 0.64 ms: the time after which a peer sends a message again that has found no receive.
@@ -194,6 +199,7 @@ impl RdmaDevice {
     ) -> Result<PairConfig, ProviderError> {
         let what = "making a queue pair";
         let id = self.connections.id(connection).ok_or(gone(what))?;
+        let domain = self.memory.domain(config.domain)?;
         let mut attributes = PairAttributes {
             qp_context: null_mut(),
             send_cq: self.completions,
@@ -214,7 +220,7 @@ impl RdmaDevice {
             // SAFETY: identifier, domain and completion queue are alive and of one device: events of other devices'
             // identifiers are not passed on.
             let failed =
-                unsafe { (self.functions.rdma_create_qp)(id, self.domain, &raw mut attributes) };
+                unsafe { (self.functions.rdma_create_qp)(id, domain, &raw mut attributes) };
             if failed == 0 {
                 break;
             }
@@ -245,8 +251,8 @@ impl RdmaDevice {
             responder_resources: 0,
             initiator_depth: 0,
             flow_control: 1,
-            retry_count: RETRIES,
-            rnr_retry_count: RETRIES,
+            retry_count: PACKET_RETRIES,
+            rnr_retry_count: NOT_READY_RETRIES,
             srq: 0,
             qp_num: 0,
         }
@@ -549,6 +555,7 @@ mod tests {
     use super::super::removal;
     use super::super::stub::{library, open, stub, tell};
     use super::*;
+    use crate::verbs::DomainId;
 
     #[test]
     fn addresses_are_in_network_order() {
@@ -587,8 +594,13 @@ mod tests {
             let mut device = open();
             let id = device.create_id().unwrap();
             let connection = device.connections.add(id);
-            let config =
-                PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 64 };
+            let config = PairConfig {
+                domain: DomainId::OWN,
+                sends: 8,
+                receives: 8,
+                shares_receives: false,
+                inline_bytes: 64,
+            };
             let made = device.make_pair(connection, &config).unwrap();
             assert_eq!(made.inline_bytes, granted);
             assert_eq!(stub(|stub| stub.tries.clone()), tries);
@@ -605,13 +617,29 @@ mod tests {
         assert_eq!(resolved, [(Some(source), address), (None, address)]);
     }
 
+    /// Soft RoCE never gives a packet up that may be sent again 7 times.
+    #[test]
+    fn a_queue_fails_whose_packets_get_lost_for_good() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        device.ask(connection, &[], 4).unwrap();
+        assert_eq!(stub(|stub| stub.retries.clone()), [(6, 7)]);
+    }
+
     #[test]
     fn a_target_tells_hosts_to_try_again_soon() {
         stub(|stub| stub.inline = 64);
         let mut device = open();
         let id = device.create_id().unwrap();
         let connection = device.connections.add(id);
-        let config = PairConfig { sends: 8, receives: 8, shares_receives: true, inline_bytes: 0 };
+        let config = PairConfig {
+            domain: DomainId::OWN,
+            sends: 8,
+            receives: 8,
+            shares_receives: true,
+            inline_bytes: 0,
+        };
         device.make_pair(connection, &config).unwrap();
         device.agree(connection, &[], 4).unwrap();
         assert_eq!(stub(|stub| stub.timers.clone()), [RETRY_AFTER]);

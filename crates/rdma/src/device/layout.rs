@@ -64,7 +64,8 @@ pub(super) struct DeviceAttributes {
     pub(super) device_cap_flags: c_uint,
     _max_sge: [c_int; 3],
     pub(super) max_cqe: c_int,
-    _max_mr: [c_int; 2],
+    _max_mr: c_int,
+    pub(super) max_pd: c_int,
     pub(super) max_qp_rd_atom: c_int,
     _max_ee_rd_atom: [c_int; 2],
     pub(super) max_qp_init_rd_atom: c_int,
@@ -373,6 +374,7 @@ mod tests {
                 offset_of!(DeviceAttributes, vendor_id),
             ),
             ("offsetof(struct ibv_device_attr, max_cqe)", offset_of!(DeviceAttributes, max_cqe)),
+            ("offsetof(struct ibv_device_attr, max_pd)", offset_of!(DeviceAttributes, max_pd)),
             (
                 "offsetof(struct ibv_device_attr, max_qp_rd_atom)",
                 offset_of!(DeviceAttributes, max_qp_rd_atom),

@@ -1,9 +1,9 @@
-//! Registered memory of a real device.
+//! Registered memory of a real device, and the protection domains in which it is.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::HashMap;
-use std::ffi::c_void;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::{NonNull, null_mut};
 
@@ -13,10 +13,15 @@ use super::layout::{
 use super::library::Functions;
 use super::{last_error, removal};
 use crate::foreign::Foreign;
-use crate::verbs::{Access, ProviderError, Region};
+use crate::verbs::{Access, DomainId, ProviderError, Region};
 
 /// Memory begins at pages, so that no other data lie in what a peer may reach.
 const PAGE: usize = 4096;
+
+/// What a call says that gives an error number, or sets one.
+fn said_by(failed: c_int) -> io::Error {
+    if failed < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(failed) }
+}
 
 #[derive(Debug)]
 struct Allocation {
@@ -30,6 +35,10 @@ struct Allocation {
 pub(super) struct Memory {
     functions: &'static Functions,
     context: *mut VerbsContext,
+    domains: BTreeMap<DomainId, *mut c_void>,
+    next_domain: u32,
+    /// Domains that the device has, at most.
+    most_domains: u32,
     allocations: HashMap<u32, Allocation>,
     foreign: HashMap<u32, (Foreign, *mut MemoryRegion)>,
 }
@@ -39,6 +48,9 @@ impl Memory {
         Self {
             functions,
             context: null_mut(),
+            domains: BTreeMap::new(),
+            next_domain: DomainId::OWN.0,
+            most_domains: 0,
             allocations: HashMap::new(),
             foreign: HashMap::new(),
         }
@@ -49,26 +61,74 @@ impl Memory {
         self.context = context;
     }
 
+    /// The device has so many domains, for all processes together.
+    pub(super) fn set_most_domains(&mut self, most: u32) {
+        self.most_domains = most;
+    }
+
+    /// Makes a domain. The first is [`DomainId::OWN`].
+    pub(super) fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
+        let what = "allocating a protection domain";
+        // SAFETY: the context is alive.
+        let made = unsafe { (self.functions.ibv_alloc_pd)(self.context) };
+        if made.is_null() {
+            let error = io::Error::last_os_error();
+            let why = format!(
+                "{error}; the RDMA device has {} at most (max_pd of ibv_devinfo -v), and each target takes one on each core",
+                self.most_domains
+            );
+            return Err(ProviderError::new(what, why).of_kind(error.kind()));
+        }
+        let domain = DomainId(self.next_domain);
+        self.next_domain += 1;
+        self.domains.insert(domain, made);
+        Ok(domain)
+    }
+
+    /// Ends a domain. Nothing is left in it that the device knows of.
+    pub(super) fn close_domain(&mut self, domain: DomainId) {
+        let Some(made) = self.domains.remove(&domain) else { return };
+        // SAFETY: alive until here, and nobody has it any longer: it is out of the table.
+        let failed = unsafe { (self.functions.ibv_dealloc_pd)(made) };
+        if failed != 0 && !self.is_answer_of_removed(failed) {
+            // The device keeps what it could not end, until it is closed. Nothing else gets into that domain.
+            tracing::warn!(error = %said_by(failed), "an RDMA device keeps a protection domain");
+        }
+    }
+
+    /// Ends all domains. No queue pair and no registration is left.
+    pub(super) fn close_domains(&mut self) {
+        let all: Vec<DomainId> = self.domains.keys().copied().collect();
+        all.into_iter().for_each(|domain| self.close_domain(domain));
+    }
+
+    /// What the libraries know a domain by.
+    pub(super) fn domain(&self, domain: DomainId) -> Result<*mut c_void, ProviderError> {
+        let known = self.domains.get(&domain).copied();
+        known.ok_or_else(|| ProviderError::new("using a protection domain", "it is closed"))
+    }
+
+    /// The kernel ends all that a device has when that is removed, and answers so from then on.
+    fn is_answer_of_removed(&self, failed: c_int) -> bool {
+        matches!(said_by(failed).raw_os_error(), Some(libc::EIO | libc::ENODEV))
+            && removal::is_noted(self.context)
+    }
+
     /// Ends a registration. Whether the device does not reach the memory any longer.
     fn end(&self, registration: *mut MemoryRegion) -> bool {
         // SAFETY: the registration is alive, and ends here.
         let failed = unsafe { (self.functions.ibv_dereg_mr)(registration) };
-        if failed == 0 {
-            return true;
-        }
-        let said =
-            if failed < 0 { io::Error::last_os_error().raw_os_error() } else { Some(failed) };
-        // The kernel ends all registrations of a device that is removed, and answers so from then on.
-        matches!(said, Some(libc::EIO | libc::ENODEV)) && removal::is_noted(self.context)
+        failed == 0 || self.is_answer_of_removed(failed)
     }
 
     pub(super) fn register(
         &mut self,
-        domain: *mut c_void,
+        domain: DomainId,
         len: u32,
         access: Access,
     ) -> Result<Region, ProviderError> {
         let what = "registering memory";
+        let domain = self.domain(domain)?;
         let bytes = usize::try_from(len).unwrap_or(usize::MAX).max(1).next_multiple_of(PAGE);
         let layout = Layout::from_size_align(bytes, PAGE)
             .map_err(|error| ProviderError::new(what, error.to_string()))?;
@@ -103,11 +163,8 @@ impl Memory {
         }
     }
 
-    pub(super) fn register_foreign(
-        &mut self,
-        domain: *mut c_void,
-        memory: Foreign,
-    ) -> Result<u32, ProviderError> {
+    pub(super) fn register_foreign(&mut self, memory: Foreign) -> Result<u32, ProviderError> {
+        let domain = self.domain(DomainId::OWN)?;
         let start = memory.start().as_ptr().cast();
         // SAFETY: the domain is alive, and so is the memory: `memory` is kept until the registration has ended. Without
         // permissions the device only reads it.
@@ -199,8 +256,10 @@ impl Memory {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::RdmaDevice;
     use super::super::stub::{open, stub};
     use super::*;
+    use crate::verbs::{PairConfig, Provider};
 
     /// Memory that says by its count whether anybody still has it.
     fn foreign(held: &Arc<Vec<u8>>) -> Foreign {
@@ -220,8 +279,7 @@ mod tests {
         ] {
             let held = Arc::new(vec![0; 4096]);
             let mut device = open();
-            let domain = device.domain;
-            device.memory.register_foreign(domain, foreign(&held)).unwrap();
+            device.memory.register_foreign(foreign(&held)).unwrap();
             stub(|stub| stub.dereg = answer);
             if is_gone {
                 removal::note(device.context);
@@ -230,5 +288,51 @@ mod tests {
             let is_held = Arc::strong_count(&held) > 1;
             assert_eq!(!is_held, is_freed, "{answer} of a device that is gone: {is_gone}");
         }
+    }
+
+    #[test]
+    fn a_domain_is_deallocated_after_what_is_in_it() {
+        stub(|stub| stub.inline = 64);
+        let contents = || stub(|stub| stub.contents.values().copied().collect::<Vec<_>>());
+        let mut device = open();
+        assert_eq!(contents(), [0], "its own");
+        let [one, other] = [(); 2].map(|()| device.open_domain().unwrap());
+        assert!(one != other && one != DomainId::OWN && other != DomainId::OWN);
+        let pair_in = |device: &mut RdmaDevice, domain| {
+            let id = device.create_id().unwrap();
+            let connection = device.connections.add(id);
+            let (sends, receives, inline_bytes) = (8, 8, 0);
+            let config =
+                PairConfig { domain, sends, receives, shares_receives: false, inline_bytes };
+            device.make_pair(connection, &config).map(|_| connection)
+        };
+        let pair = pair_in(&mut device, one).unwrap();
+        let region = device.register(one, 4096, Access::HOST_DATA).unwrap();
+        device.register(other, 4096, Access::LOCAL).unwrap();
+        let mut all = contents();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2]);
+        device.destroy(pair);
+        device.deregister(region);
+        device.close_domain(one);
+        assert_eq!(contents().len(), 2);
+        let error = device.register(one, 4096, Access::LOCAL).unwrap_err().to_string();
+        assert!(error.contains("protection domain"), "{error}");
+        assert!(pair_in(&mut device, one).is_err());
+        // The rest ends with the device, in the right order.
+        pair_in(&mut device, other).unwrap();
+        drop(device);
+        assert_eq!(contents(), [0; 0]);
+    }
+
+    #[test]
+    fn a_device_without_further_domains_says_how_many_it_has() {
+        let mut device = open();
+        stub(|stub| stub.domains = 1);
+        let error = device.open_domain().unwrap_err().to_string();
+        for word in ["protection domain", "4 at most", "max_pd", "each target"] {
+            assert!(error.contains(word), "{error}");
+        }
+        assert!(device.register(DomainId::OWN, 64, Access::LOCAL).is_ok(), "the device works");
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::os::fd::IntoRawFd;
@@ -32,6 +32,16 @@ pub(super) struct Stub {
     pub(super) resolved: Vec<(Option<SocketAddr>, SocketAddr)>,
     /// What the end of a registration answers.
     pub(super) dereg: c_int,
+    /// Domains that the device makes, at most; 0: any number.
+    pub(super) domains: usize,
+    /// What is in each domain, queue pairs and registrations. The kernel ends no domain that something is in.
+    pub(super) contents: BTreeMap<usize, usize>,
+    /// In which domain they are, by their addresses.
+    places: BTreeMap<usize, usize>,
+    /// Keys that were given.
+    keys: u32,
+    /// How often packets and messages are sent again, of each connection that was asked for.
+    pub(super) retries: Vec<(u8, u8)>,
     /// The codes of times of retries that queue pairs were given.
     pub(super) timers: Vec<u8>,
     /// What the manager was told.
@@ -108,6 +118,7 @@ pub(super) fn library() -> &'static Functions {
         rdma_get_cm_event,
         rdma_ack_cm_event,
         rdma_resolve_addr,
+        rdma_connect,
         rdma_accept,
         rdma_notify,
         ibv_modify_qp,
@@ -182,6 +193,7 @@ unsafe extern "C" fn ibv_query_device(
     // SAFETY: the caller has room for them.
     let attributes = unsafe { &mut *attributes };
     attributes.max_cqe = 1024;
+    attributes.max_pd = 4;
     attributes.max_qp_wr = 1024;
     attributes.device_cap_flags = DEVICE_MEM_MGT_EXTENSIONS;
     attributes.vendor_id = stub(|stub| stub.vendor);
@@ -189,11 +201,40 @@ unsafe extern "C" fn ibv_query_device(
 }
 
 unsafe extern "C" fn ibv_alloc_pd(_: *mut VerbsContext) -> *mut c_void {
-    zeroed::<u64>().cast()
+    if stub(|stub| stub.domains > 0 && stub.contents.len() >= stub.domains) {
+        fail(libc::ENOMEM);
+        return std::ptr::null_mut();
+    }
+    let domain = zeroed::<u64>();
+    stub(|stub| stub.contents.insert(domain.addr(), 0));
+    domain.cast()
 }
 
-unsafe extern "C" fn ibv_dealloc_pd(_: *mut c_void) -> c_int {
-    0
+unsafe extern "C" fn ibv_dealloc_pd(domain: *mut c_void) -> c_int {
+    stub(|stub| match stub.contents.remove(&domain.addr()) {
+        Some(0) => 0,
+        Some(contents) => {
+            stub.contents.insert(domain.addr(), contents);
+            libc::EBUSY
+        }
+        None => libc::EINVAL,
+    })
+}
+
+/// Something is in a domain from now on.
+fn put_into(domain: *mut c_void, what: usize) {
+    stub(|stub| {
+        *stub.contents.get_mut(&domain.addr()).expect("a domain that is there") += 1;
+        stub.places.insert(what, domain.addr());
+    });
+}
+
+/// It is no more.
+fn take_out(what: usize) {
+    stub(|stub| {
+        let domain = stub.places.remove(&what).expect("something that is there");
+        *stub.contents.get_mut(&domain).expect("a domain that is there") -= 1;
+    });
 }
 
 unsafe extern "C" fn ibv_create_comp_channel(_: *mut VerbsContext) -> *mut CompletionChannel {
@@ -223,7 +264,7 @@ unsafe extern "C" fn ibv_destroy_cq(_: *mut CompletionQueue) -> c_int {
 
 unsafe extern "C" fn rdma_create_qp(
     id: *mut CmId,
-    _: *mut c_void,
+    domain: *mut c_void,
     attributes: *mut PairAttributes,
 ) -> c_int {
     // SAFETY: the caller's, and alive.
@@ -237,10 +278,13 @@ unsafe extern "C" fn rdma_create_qp(
     }
     // SAFETY: the identifier is alive.
     unsafe { (*id).qp = zeroed::<QueuePair>() };
+    put_into(domain, id.addr());
     0
 }
 
-unsafe extern "C" fn rdma_destroy_qp(_: *mut CmId) {}
+unsafe extern "C" fn rdma_destroy_qp(id: *mut CmId) {
+    take_out(id.addr());
+}
 
 unsafe extern "C" fn rdma_get_cm_event(_: *mut EventChannel, event: *mut *mut CmEvent) -> c_int {
     let Some(said) = stub(|stub| stub.events.pop_front()) else { return fail(libc::EAGAIN) };
@@ -268,6 +312,13 @@ unsafe extern "C" fn rdma_resolve_addr(
     0
 }
 
+unsafe extern "C" fn rdma_connect(_: *mut CmId, parameters: *mut ConnectionParameters) -> c_int {
+    // SAFETY: the caller's, and alive.
+    let retries = unsafe { ((*parameters).retry_count, (*parameters).rnr_retry_count) };
+    stub(|stub| stub.retries.push(retries));
+    0
+}
+
 unsafe extern "C" fn rdma_accept(_: *mut CmId, _: *mut ConnectionParameters) -> c_int {
     0
 }
@@ -290,16 +341,28 @@ unsafe extern "C" fn ibv_modify_qp(
 }
 
 unsafe extern "C" fn ibv_reg_mr(
-    _: *mut c_void,
+    domain: *mut c_void,
     _: *mut c_void,
     _: usize,
     _: c_int,
 ) -> *mut MemoryRegion {
-    zeroed()
+    let region = zeroed::<MemoryRegion>();
+    let key = stub(|stub| {
+        stub.keys += 1;
+        stub.keys
+    });
+    // SAFETY: it is alive for ever.
+    unsafe { ((*region).lkey, (*region).rkey) = (key, key) };
+    put_into(domain, region.addr());
+    region
 }
 
-unsafe extern "C" fn ibv_dereg_mr(_: *mut MemoryRegion) -> c_int {
-    stub(|stub| stub.dereg)
+unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
+    let answer = stub(|stub| stub.dereg);
+    if answer == 0 {
+        take_out(region.addr());
+    }
+    answer
 }
 
 unsafe extern "C" fn ibv_get_cq_event(

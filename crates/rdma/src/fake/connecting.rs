@@ -73,6 +73,10 @@ impl State {
             return Err(gone(what));
         }
         let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
+        if !self.nodes[node].memory.has_domain(config.domain) {
+            self.misuse("a queue pair is made in a domain that is closed");
+            return Err(refused(what, "there is no such domain"));
+        }
         let granted = PairConfig { inline_bytes: config.inline_bytes.min(64), ..*config };
         self.pairs[at].config = Some(granted);
         self.give_number(at);

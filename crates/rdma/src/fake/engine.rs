@@ -62,7 +62,7 @@ impl State {
             if n == fails_at {
                 return Err(PostError { posted: n });
             }
-            let inline = self.inline_bytes(node, work);
+            let inline = self.inline_bytes(at, work);
             let pair = &mut self.pairs[at];
             pair.taken += 1;
             pair.sends.push_back(Posted { work: *work, inline, progress: Progress::Waiting });
@@ -71,13 +71,15 @@ impl State {
         Ok(())
     }
 
-    fn inline_bytes(&mut self, node: usize, work: &SendWork) -> Option<([u8; 64], u8)> {
+    fn inline_bytes(&mut self, at: usize, work: &SendWork) -> Option<([u8; 64], u8)> {
         if !work.inline {
             return None;
         }
         let Slice { address, len, lkey } = work.local;
         let mut bytes = [0; 64];
-        let Some(source) = self.nodes[node].memory.local(lkey, address, len, false) else {
+        let (node, domain) = (self.pairs[at].node, self.pairs[at].domain());
+        let source = self.nodes[node].memory.local(domain, lkey, address, len, false);
+        let Some(source) = source else {
             self.misuse("an inline request is not of this end's memory");
             return None;
         };
@@ -290,11 +292,13 @@ impl State {
         match work.operation {
             Operation::Send { invalidate } => self.deliver(at, peer, waiting, invalidate),
             Operation::Write { remote, key } => {
-                let Some(bytes) = self.local_bytes(node, &self.pairs[at].sends[waiting]) else {
+                let Some(bytes) = self.local_bytes(at, waiting) else {
                     return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
                 };
                 let peer_node = self.pairs[peer].node;
-                let place = self.nodes[peer_node].memory.remote(key, remote, work.local.len, true);
+                let domain = self.pairs[peer].domain();
+                let memory = &mut self.nodes[peer_node].memory;
+                let place = memory.remote(domain, key, remote, work.local.len, true);
                 let Some(place) = place else {
                     return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
                 };
@@ -304,12 +308,15 @@ impl State {
             Operation::Read { remote, key } => {
                 let Slice { address, len, lkey } = work.local;
                 let sink_is_open = self.nodes[node].memory.is_open_to_writes(lkey);
-                let sink = self.nodes[node].memory.local(lkey, address, len, true);
+                let domain = self.pairs[at].domain();
+                let sink = self.nodes[node].memory.local(domain, lkey, address, len, true);
                 if sink.is_none() || self.is_iwarp() && !sink_is_open {
                     return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
                 }
                 let peer_node = self.pairs[peer].node;
-                if self.nodes[peer_node].memory.remote(key, remote, len, false).is_none() {
+                let domain = self.pairs[peer].domain();
+                let memory = &mut self.nodes[peer_node].memory;
+                if memory.remote(domain, key, remote, len, false).is_none() {
                     return Outcome::BothFailed(WorkStatus::REM_ACCESS_ERR);
                 }
                 if self.pairs[at].reads >= self.pairs[at].max_reads {
@@ -360,18 +367,19 @@ impl State {
         Outcome::Failed(WorkStatus::RETRY_EXC_ERR)
     }
 
-    fn local_bytes(&self, node: usize, posted: &Posted) -> Option<Vec<u8>> {
+    fn local_bytes(&self, at: usize, place: usize) -> Option<Vec<u8>> {
+        let posted = &self.pairs[at].sends[place];
         if let Some((bytes, len)) = &posted.inline {
             return Some(bytes[..usize::from(*len)].to_vec());
         }
         let Slice { address, len, lkey } = posted.work.local;
-        self.nodes[node].memory.peek(lkey, address, len)
+        let (node, domain) = (self.pairs[at].node, self.pairs[at].domain());
+        self.nodes[node].memory.peek(domain, lkey, address, len)
     }
 
     /// A message takes a receive of the peer.
     fn deliver(&mut self, at: usize, peer: usize, waiting: usize, key: Option<u32>) -> Outcome {
-        let node = self.pairs[at].node;
-        let Some(bytes) = self.local_bytes(node, &self.pairs[at].sends[waiting]) else {
+        let Some(bytes) = self.local_bytes(at, waiting) else {
             return Outcome::Failed(WorkStatus::LOC_PROT_ERR);
         };
         let peer_node = self.pairs[peer].node;
@@ -394,7 +402,9 @@ impl State {
             bytes: len,
             invalidated: key,
         };
-        let place = self.nodes[peer_node].memory.local(lkey, address, len.min(room), true);
+        let domain = self.pairs[peer].domain_of_receives();
+        let memory = &mut self.nodes[peer_node].memory;
+        let place = memory.local(domain, lkey, address, len.min(room), true);
         let failure = match place {
             None => Some((WorkStatus::LOC_PROT_ERR, WorkStatus::REM_OP_ERR)),
             Some(_) if len > room => Some((WorkStatus::LOC_LEN_ERR, WorkStatus::REM_INV_REQ_ERR)),
@@ -403,7 +413,9 @@ impl State {
                 None
             }
         };
-        let is_bad_key = key.is_some_and(|key| !self.nodes[peer_node].memory.unbind(key));
+        let domain = self.pairs[peer].domain();
+        let memory = &mut self.nodes[peer_node].memory;
+        let is_bad_key = key.is_some_and(|key| !memory.invalidate(domain, key));
         if let Some((here, there)) = failure {
             done.status = here;
             self.complete(peer, done, 0);
@@ -471,11 +483,13 @@ impl State {
             return WorkStatus::RETRY_EXC_ERR;
         }
         let (node, peer_node) = (self.pairs[at].node, self.pairs[peer].node);
-        let Some(bytes) = self.nodes[peer_node].memory.remote(key, remote, len, false) else {
+        let (domain, peer_domain) = (self.pairs[at].domain(), self.pairs[peer].domain());
+        let memory = &mut self.nodes[peer_node].memory;
+        let Some(bytes) = memory.remote(peer_domain, key, remote, len, false) else {
             return WorkStatus::REM_ACCESS_ERR;
         };
         let bytes = bytes.to_vec();
-        match self.nodes[node].memory.local(lkey, address, len, true) {
+        match self.nodes[node].memory.local(domain, lkey, address, len, true) {
             Some(place) => place.copy_from_slice(&bytes),
             None => return WorkStatus::LOC_PROT_ERR,
         }

@@ -12,7 +12,7 @@ use super::random::Random;
 use super::{CoreUse, NetworkConfig, Profile, Trouble};
 use crate::numbers::Numbers;
 use crate::verbs::{
-    Completion, ConnectionId, Event, POLL_BATCH, PairConfig, RecvWork, SendWork, Slice,
+    Completion, ConnectionId, DomainId, Event, POLL_BATCH, PairConfig, RecvWork, SendWork, Slice,
 };
 
 /// Sinks of RDMA READs that a connection remembers.
@@ -241,6 +241,16 @@ impl Pair {
 }
 
 impl Pair {
+    /// The domain of its queue pair.
+    pub(super) fn domain(&self) -> DomainId {
+        self.config.map_or(DomainId::OWN, |config| config.domain)
+    }
+
+    /// The domain of the receives that its messages take.
+    pub(super) fn domain_of_receives(&self) -> DomainId {
+        if self.shares_receives() { DomainId::OWN } else { self.domain() }
+    }
+
     pub(super) fn shares_receives(&self) -> bool {
         self.config.is_some_and(|config| config.shares_receives)
     }
@@ -263,6 +273,8 @@ pub(super) struct State {
     pub(super) refuses_memory: bool,
     /// How often they have.
     pub(super) memory_refusals: u64,
+    /// They refuse to make protection domains.
+    pub(super) refuses_domains: bool,
     /// Steps of later times, and those that are to be done at once, in order.
     later: BinaryHeap<Reverse<Timed>>,
     at_once: VecDeque<Step>,
@@ -283,6 +295,7 @@ impl State {
             waits: 0,
             refuses_memory: false,
             memory_refusals: 0,
+            refuses_domains: false,
             later: BinaryHeap::new(),
             at_once: VecDeque::new(),
             count: 0,
@@ -343,6 +356,7 @@ impl State {
             posted: self.nodes[node].shared.as_ref().map_or(0, |shared| shared.receives.len()),
             taken: self.nodes[node].taken,
             registered: self.nodes[node].memory.registered(),
+            domains: self.nodes[node].memory.domains(),
         }
     }
 
@@ -358,10 +372,24 @@ impl State {
         }
     }
 
-    /// Registrations and connections.
+    /// Registrations and domains, and connections.
     pub(super) fn leftovers(&self) -> (usize, usize) {
         let live = self.pairs.iter().filter(|pair| pair.is_known && pair.phase != Phase::Destroyed);
-        (self.nodes.iter().map(|node| node.memory.live()).sum(), live.count())
+        let of_node = |node: &Node| node.memory.live() + node.memory.domains();
+        (self.nodes.iter().map(of_node).sum(), live.count())
+    }
+
+    pub(super) fn close_domain(&mut self, node: usize, domain: DomainId) {
+        let is_in_it = |pair: &Pair| {
+            let is_there = pair.node == node && pair.phase != Phase::Destroyed;
+            is_there && pair.config.is_some_and(|config| config.domain == domain)
+        };
+        if self.pairs.iter().any(is_in_it) {
+            self.misuse("a protection domain ends before its queue pairs");
+        }
+        if !self.nodes[node].memory.close_domain(domain) {
+            self.misuse("a protection domain ends twice, or before its registrations");
+        }
     }
 
     /// Does something after a delay of the seed's choice.

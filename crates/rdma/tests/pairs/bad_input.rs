@@ -6,7 +6,8 @@ use raceline_proto::nvme::{Cqe, QueueId};
 use raceline_proto::rdma::{AcceptData, KeyedBlock, Violation, WorkStatus};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region, SendWork,
+    Access, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, RecvWork, Region,
+    SendWork,
 };
 use raceline_rdma::{HostTransfer, Loss, PortConfig};
 use zerocopy::IntoBytes;
@@ -236,8 +237,13 @@ fn evil_target(answer: impl Fn(&mut Host, &mut Raw, ConnectionId, [u8; 16])) -> 
         network.step();
         host.poll(start);
         if let Some(Event::Request { connection, .. }) = raw.device.next_event() {
-            let config =
-                PairConfig { sends: 8, receives: 8, shares_receives: false, inline_bytes: 16 };
+            let config = PairConfig {
+                domain: DomainId::OWN,
+                sends: 8,
+                receives: 8,
+                shares_receives: false,
+                inline_bytes: 16,
+            };
             raw.device.create_pair(connection, &config).unwrap();
             let work = RecvWork { id: 0, local: raw.memory.slice(1024, 1024) };
             raw.device.post_recv(connection, &[work]).unwrap();

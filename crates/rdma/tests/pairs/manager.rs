@@ -6,7 +6,8 @@ use raceline_proto::nvme::QueueId;
 use raceline_proto::rdma::{QueueRequest, RejectData, RejectStatus};
 use raceline_rdma::fake::{FakeDevice, Faults, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Rejection, SendWork,
+    Access, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, RecvWork, Rejection,
+    SendWork,
 };
 use raceline_rdma::{ConnectError, Loss, PortConfig, Refusal};
 use zerocopy::IntoBytes;
@@ -27,8 +28,13 @@ fn ask(
         assert!(pair.step(), "it stands still");
         match device.next_event() {
             Some(Event::Resolved(id)) => {
-                let config =
-                    PairConfig { sends: 1, receives: 1, shares_receives: false, inline_bytes: 0 };
+                let config = PairConfig {
+                    domain: DomainId::OWN,
+                    sends: 1,
+                    receives: 1,
+                    shares_receives: false,
+                    inline_bytes: 0,
+                };
                 device.create_pair(id, &config).unwrap();
                 device.connect(id, private, reads).unwrap();
             }
@@ -259,10 +265,16 @@ fn the_simulated_network_notices_who_sends_first() {
     let network = Network::new(config);
     let (mut passive, mut active) = (network.add_device(), network.add_device());
     passive.listen(address()).unwrap();
-    let memory = passive.register(64, Access::LOCAL).unwrap();
-    let sink = active.register(64, Access::LOCAL).unwrap();
+    let memory = passive.register(DomainId::OWN, 64, Access::LOCAL).unwrap();
+    let sink = active.register(DomainId::OWN, 64, Access::LOCAL).unwrap();
     let id = active.resolve(address(), None).unwrap();
-    let pair = PairConfig { sends: 1, receives: 1, shares_receives: false, inline_bytes: 0 };
+    let pair = PairConfig {
+        domain: DomainId::OWN,
+        sends: 1,
+        receives: 1,
+        shares_receives: false,
+        inline_bytes: 0,
+    };
     let mut target: Option<ConnectionId> = None;
     while network.step() {
         match (active.next_event(), passive.next_event()) {

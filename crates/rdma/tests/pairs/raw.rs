@@ -4,8 +4,8 @@ use raceline_proto::nvme::{QueueId, Sqe};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, Network};
 use raceline_rdma::verbs::{
-    Access, Completion, ConnectionId, Event, Operation, PairConfig, Provider, RecvWork, Region,
-    SendWork,
+    Access, Completion, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, RecvWork,
+    Region, SendWork,
 };
 
 use super::support::{Pair, READ, address, io};
@@ -25,7 +25,7 @@ pub(crate) struct Raw {
 impl Raw {
     pub(crate) fn new(network: &Network) -> Self {
         let mut device = network.add_device();
-        let memory = device.register(4096, Access::HOST_DATA).unwrap();
+        let memory = device.register(DomainId::OWN, 4096, Access::HOST_DATA).unwrap();
         Self { device, memory }
     }
 
@@ -54,8 +54,13 @@ impl Raw {
         while self.device.next_event().is_none() {
             assert!(pair.step(), "resolving stands still");
         }
-        let config =
-            PairConfig { sends: 128, receives: 64, shares_receives: false, inline_bytes: 64 };
+        let config = PairConfig {
+            domain: DomainId::OWN,
+            sends: 128,
+            receives: 64,
+            shares_receives: false,
+            inline_bytes: 64,
+        };
         self.device.create_pair(id, &config).unwrap();
         for n in 0..receives {
             let work = RecvWork { id: n.into(), local: self.memory.slice(2048 + n * 16, 16) };

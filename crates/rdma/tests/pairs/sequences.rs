@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{CommandId, Cqe, QueueId, Sqe, Status};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData, KeyedBlock, QueueRequest};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, Region};
 use raceline_rdma::{
     CommandToken, ConnectConfig, HostEvent, HostPort, HostPortEvent, HostTransfer, PortConfig,
     TargetEvent, TargetPort, TargetPortEvent,
@@ -88,7 +88,8 @@ pub(crate) struct Seen {
 impl Target {
     fn new(is_iwarp: bool, shares: bool) -> Self {
         let mut device = Wild::new(address(), is_iwarp);
-        let buffers = device.register(BUFFERS * TRANSFER, Access::HOST_DATA).expect("memory");
+        let buffers =
+            device.register(DomainId::OWN, BUFFERS * TRANSFER, Access::HOST_DATA).expect("memory");
         let config = PortConfig {
             grant: GrantLimits { admin_entries: 8, io_entries: 8, io_queues: 2, reads: 4 },
             io: limits(),
@@ -267,7 +268,7 @@ fn finish_target(mut target: Target, mut now: Instant) -> Seen {
 pub(crate) fn run_host(data: &[u8]) -> Seen {
     let mut input = Input(data);
     let mut device = Wild::new(address(), input.byte() & 1 != 0);
-    let memory = device.register(TRANSFER, Access::HOST_DATA).expect("memory");
+    let memory = device.register(DomainId::OWN, TRANSFER, Access::HOST_DATA).expect("memory");
     let mut port = HostPort::new(device);
     let mut now = Instant::now();
     let mut outstanding = Outstanding::default();
@@ -325,7 +326,13 @@ fn connect(
     let qid = QueueId(u16::from(input.byte() % 2));
     let request = QueueRequest { qid, receives: entries, entries: entries.into(), cntlid: None };
     let capsule_len = if qid.is_admin() { 64 } else { 128 };
-    let config = ConnectConfig { address: address(), source: None, request, capsule_len };
+    let config = ConnectConfig {
+        address: address(),
+        source: None,
+        domain: DomainId::OWN,
+        request,
+        capsule_len,
+    };
     outstanding.connections.extend(port.connect(config, now));
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use raceline_proto::nvme::{CommandId, Cqe, QueueId, Sqe, Status};
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, HostData, KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, Region};
 use raceline_rdma::{
     CommandToken, ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer,
     Loss, PortConfig, Refusal, SubmitError, TargetEvent, TargetPort, TargetPortEvent,
@@ -98,7 +98,7 @@ impl Target {
     pub(crate) fn new(mut device: FakeDevice, config: PortConfig) -> Self {
         let is_iwarp = device.capabilities().is_iwarp;
         let access = if is_iwarp { Access::HOST_DATA } else { Access::LOCAL };
-        let buffers = device.register(BUFFERS * IO.transfer_bytes, access).unwrap();
+        let buffers = device.register(DomainId::OWN, BUFFERS * IO.transfer_bytes, access).unwrap();
         device.listen(address()).unwrap();
         Self {
             port: TargetPort::new(device, config),
@@ -267,7 +267,8 @@ const SLOTS: u32 = 64;
 
 impl Host {
     pub(crate) fn new(mut device: FakeDevice) -> Self {
-        let memory = device.register(SLOTS * IO.transfer_bytes, Access::HOST_DATA).unwrap();
+        let memory =
+            device.register(DomainId::OWN, SLOTS * IO.transfer_bytes, Access::HOST_DATA).unwrap();
         Self {
             port: HostPort::new(device),
             memory,
@@ -288,7 +289,13 @@ impl Host {
     pub(crate) fn connect(&mut self, qid: u16, now: Instant) -> Option<ConnectionId> {
         let request = QueueRequest { qid: QueueId(qid), receives: 16, entries: 16, cntlid: None };
         let capsule_len = if qid == 0 { 64 } else { 64 + IO.in_capsule_bytes };
-        let config = ConnectConfig { address: address(), source: None, request, capsule_len };
+        let config = ConnectConfig {
+            address: address(),
+            source: None,
+            domain: DomainId::OWN,
+            request,
+            capsule_len,
+        };
         let id = self.port.connect(config, now).ok()?;
         self.connecting += 1;
         Some(id)

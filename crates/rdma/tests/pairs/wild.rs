@@ -8,8 +8,8 @@ use raceline_proto::nvme::QueueId;
 use raceline_proto::rdma::{QueueRequest, WorkStatus};
 use raceline_rdma::Foreign;
 use raceline_rdma::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event, Operation, PairConfig, PostError,
-    Provider, ProviderError, RecvWork, Region, Rejection, SendWork, Slice,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event, Operation, PairConfig,
+    PostError, Provider, ProviderError, RecvWork, Region, Rejection, SendWork, Slice,
 };
 
 /// What is left of an input. An input that has ended says 0.
@@ -367,7 +367,7 @@ impl Provider for Wild {
         }
     }
 
-    fn register(&mut self, len: u32, _: Access) -> Result<Region, ProviderError> {
+    fn register(&mut self, _: DomainId, len: u32, _: Access) -> Result<Region, ProviderError> {
         if self.is_removed || self.refuses_memory {
             return Err(refused("registering memory"));
         }

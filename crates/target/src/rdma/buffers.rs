@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use raceline_rdma::verbs::{Access, Provider, Region};
+use raceline_rdma::verbs::{Access, DomainId, Provider, Region};
 
 /// Bytes of the smallest buffer.
 const LEAST: u32 = 4096;
@@ -63,7 +63,7 @@ impl Buffers {
             self.registered -= u64::from(unused.len);
             device.deregister(unused);
         }
-        match device.register(u32::try_from(size).ok()?, self.access) {
+        match device.register(DomainId::OWN, u32::try_from(size).ok()?, self.access) {
             Ok(region) => {
                 self.registered += size;
                 Some(region)

@@ -19,6 +19,7 @@ use raceline_reactor::{Interest, IsController, SendBatch};
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
 use super::line::Line;
+use super::pdus::REUSED;
 use super::places::Places;
 use super::sources::Sources;
 use super::works::Works;
@@ -432,7 +433,12 @@ impl Hub {
                 if taken > 0 { Ok(taken) } else { Err(io::ErrorKind::WouldBlock.into()) }
             }
             Err(what) => {
-                tracing::error!(what, "the target has sent a PDU that RDMA cannot carry");
+                let peer = self.works.port.provider().peer(id).map(|peer| peer.to_string());
+                if what == REUSED {
+                    tracing::warn!(peer, what, "an RDMA queue ends");
+                } else {
+                    tracing::error!(peer, what, "the target has sent a PDU that RDMA cannot carry");
+                }
                 self.works.port.abort(id, now);
                 self.settle(now);
                 Err(io::Error::other(what))

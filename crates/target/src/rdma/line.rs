@@ -23,7 +23,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::buffers::Buffers;
-use super::pdus::{LEAST_HEADER, MAX_HEADER, common, parse};
+use super::pdus::{Broken, LEAST_HEADER, MAX_HEADER, common, parse, unknown_response};
 use super::places::Lease;
 use super::sources::SourceId;
 use super::works::Works;
@@ -96,9 +96,6 @@ enum Expects {
     Skip(usize),
 }
 
-/// The controller's end has said something that it never says: a bug of the target.
-pub(super) type Broken = &'static str;
-
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -134,6 +131,8 @@ pub(super) struct Line {
     pub(super) is_stalled: bool,
     /// It is among [`Works::starved`].
     pub(super) is_starved: bool,
+    /// The host has used the identifier of an event request again that this end had not answered.
+    has_reused: bool,
     pub(super) loss: Option<Loss>,
     /// The stream is gone.
     pub(super) is_dropped: bool,
@@ -175,6 +174,7 @@ impl Line {
             owes: false,
             is_stalled: false,
             is_starved: false,
+            has_reused: false,
             loss: None,
             is_dropped: false,
             is_over: false,
@@ -388,6 +388,7 @@ impl Line {
             && let Some(queue) = works.port.queue(self.id)
         {
             queue.forget(token);
+            self.has_reused = true;
             self.slots.remove(command.cid.0.into());
             return true;
         }
@@ -691,7 +692,8 @@ impl Line {
     /// The controller has ended a command.
     #[inline]
     fn finish(&mut self, works: &mut Works, cqe: Cqe) -> Result<(), Broken> {
-        let slot = *self.slots.get(cqe.cid.0.into()).ok_or("a response to an unknown command")?;
+        let slot = self.slots.get(cqe.cid.0.into()).copied();
+        let slot = slot.ok_or_else(|| unknown_response(self.has_reused))?;
         let command = &mut self.commands[usize::from(slot)];
         match command.token.take() {
             Some(token) => self.respond(works, slot, token, cqe),

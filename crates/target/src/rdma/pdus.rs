@@ -3,7 +3,19 @@
 use raceline_proto::tcp::pdu::{CapsuleRespPdu, CommonHeader, IcReqPdu, PduType};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::line::Broken;
+/// The controller's end has said something that it never says: a bug of the target, but for [`REUSED`].
+pub(super) type Broken = &'static str;
+
+/// The host's fault: its new command has the identifier of an Asynchronous Event Request whose answer was on its way. That answer
+/// went to the new command, so the one of the command itself has none to go to.
+pub(super) const REUSED: Broken =
+    "the host has used the identifier of an event request again before it had the answer";
+
+/// Why a response has no command: with a host that has used the identifier of an event request again, or without.
+#[cold]
+pub(super) fn unknown_response(has_reused: bool) -> Broken {
+    if has_reused { REUSED } else { "a response to an unknown command" }
+}
 
 /// Bytes of the longest header.
 pub(super) const MAX_HEADER: usize = IcReqPdu::LEN;

@@ -23,7 +23,7 @@ use raceline_proto::nvme::{CommandId, Direction, QueueId, Sqe};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_proto::tcp::R2tGrant;
 use raceline_rdma::fake::{FakeDevice, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, Region};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, SubmitError,
 };
@@ -127,6 +127,7 @@ impl RawHost {
         let config = ConnectConfig {
             address: self.address,
             source: None,
+            domain: DomainId::OWN,
             request,
             capsule_len: 64 + in_capsule,
         };
@@ -174,7 +175,7 @@ impl RawHost {
     /// Memory for the data of a command, with these bytes in it, and as the controller is told of it.
     fn register(&mut self, data: &[u8]) -> (Region, KeyedBlock) {
         let len = u32::try_from(data.len()).unwrap();
-        let region = self.port.provider().register(len, Access::HOST_DATA).unwrap();
+        let region = self.port.provider().register(DomainId::OWN, len, Access::HOST_DATA).unwrap();
         self.port.provider().write(&region, 0, data);
         (region, KeyedBlock { address: region.address, len, key: region.rkey })
     }

@@ -7,7 +7,7 @@ use raceline_proto::nvme::Sqe;
 use raceline_proto::nvme::opcode::{admin, io};
 use raceline_proto::rdma::WorkStatus;
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
-use raceline_rdma::verbs::{Access, Event, Operation, Provider, Region, SendWork};
+use raceline_rdma::verbs::{Access, DomainId, Event, Operation, Provider, Region, SendWork};
 use raceline_rdma::{HostTransfer, PortCounts};
 use raceline_target::RdmaConfig;
 
@@ -145,7 +145,7 @@ struct Attacker {
 impl Attacker {
     fn new(network: &Network) -> Self {
         let mut device = network.add_device();
-        let memory = device.register(4096, Access::HOST_DATA).unwrap();
+        let memory = device.register(DomainId::OWN, 4096, Access::HOST_DATA).unwrap();
         Self { device, memory }
     }
 

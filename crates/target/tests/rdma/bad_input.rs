@@ -8,7 +8,7 @@ use raceline_proto::nvme::{ControllerId, QueueId, Sqe};
 use raceline_proto::rdma::{QueueRequest, RejectData, RejectStatus};
 use raceline_rdma::fake::{FakeDevice, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Event, Operation, PairConfig, Provider, Rejection, SendWork,
+    Access, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, Rejection, SendWork,
 };
 use raceline_rdma::{ConnectConfig, HostTransfer};
 use raceline_target::{RdmaConfig, Target, TargetConfig};
@@ -89,7 +89,13 @@ pub(super) fn ask(
 ) -> (ConnectionId, Event) {
     let id = device.resolve(address, None).unwrap();
     assert_eq!(event(device), Event::Resolved(id));
-    let pair = PairConfig { sends: 64, receives: 64, shares_receives: false, inline_bytes: 64 };
+    let pair = PairConfig {
+        domain: DomainId::OWN,
+        sends: 64,
+        receives: 64,
+        shares_receives: false,
+        inline_bytes: 64,
+    };
     device.create_pair(id, &pair).unwrap();
     device.connect(id, private, 4).unwrap();
     (id, event(device))
@@ -199,7 +205,7 @@ fn lengths_beyond_the_registration() {
 fn a_host_that_never_posts_receives() {
     let mut scene = Scene::new(NetworkConfig::default());
     let mut device = scene.fabric.network.add_device();
-    let memory = device.register(4096, Access::HOST_DATA).unwrap();
+    let memory = device.register(DomainId::OWN, 4096, Access::HOST_DATA).unwrap();
     let (id, answer) = ask(&mut device, scene.rdma, &request());
     assert!(matches!(answer, Event::Established { .. }), "{answer:?}");
     // The target answers each of them, and no answer arrives.
@@ -261,7 +267,13 @@ fn a_storm_of_requests() {
     let address = scene.rdma;
     for n in 0..600u16 {
         let request = QueueRequest { qid: QueueId(n % 3), receives: 32, entries: 32, cntlid: None };
-        let config = ConnectConfig { address, source: None, request, capsule_len: 64 };
+        let config = ConnectConfig {
+            address,
+            source: None,
+            domain: DomainId::OWN,
+            request,
+            capsule_len: 64,
+        };
         let id = host.port.connect(config, Instant::now()).unwrap();
         // Some leave before they are answered, some never say Connect, some leave at once.
         if n % 3 == 0 {

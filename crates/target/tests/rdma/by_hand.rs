@@ -1,6 +1,7 @@
 //! A host that writes its capsules by hand: identifiers of commands that are under way are used again.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use raceline_bdev::{DelayBdev, Delays};
@@ -10,7 +11,7 @@ use raceline_proto::nvme::{ControllerId, HostId, QueueId, Sqe, Status};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, NetworkConfig};
 use raceline_rdma::verbs::{
-    Access, ConnectionId, Event, Operation, Provider, RecvWork, Region, SendWork,
+    Access, ConnectionId, DomainId, Event, Operation, Provider, RecvWork, Region, SendWork,
 };
 use raceline_target::RdmaConfig;
 use zerocopy::IntoBytes;
@@ -40,7 +41,7 @@ impl ByHand {
     /// A queue whose Connect has succeeded; gives the controller.
     fn connect(fabric: &Fabric, qid: QueueId, cntlid: ControllerId) -> (Self, ControllerId) {
         let mut device = fabric.network.add_device();
-        let memory = device.register(16384, Access::HOST_DATA).unwrap();
+        let memory = device.register(DomainId::OWN, 16384, Access::HOST_DATA).unwrap();
         let request = QueueRequest { qid, receives: 32, entries: 32, cntlid: None };
         let address = "127.0.0.1:4420".parse().unwrap();
         let (id, answer) = ask(&mut device, address, &request.to_bytes());
@@ -160,4 +161,80 @@ fn a_command_takes_the_place_of_an_event_request_over_rdma() {
     eventually("it is gone", || target.stats().controllers == 0);
     target.shutdown().unwrap();
     fabric.end();
+}
+
+/// Warnings and errors of the whole program.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Line(String);
+        impl tracing::field::Visit for Line {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+                self.0 += &format!("{field}={value:?} ");
+            }
+        }
+        let mut line = Line(format!("{} ", event.metadata().level()));
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The answer of the event request goes to the command that came with it. The log says whose fault that is, in one line.
+#[test]
+fn a_host_that_does_not_wait_for_the_answer_of_an_event_request_loses_its_queue() {
+    let log = Log::default();
+    tracing::subscriber::set_global_default(log.clone()).expect("the only one");
+    let fabric = Fabric::new(NetworkConfig::default());
+    let (target, _, _) = fabric.target(config(1));
+    let (mut admin, _) = ByHand::connect(&fabric, QueueId::ADMIN, ControllerId::DYNAMIC);
+    admin.device.set_address([192, 0, 2, 7].into());
+    let enable = property(fabrics::PROPERTY_SET, 0x14, 0x0046_0001);
+    assert_eq!(admin.exchange(&[(2, enable)], 1), [(2, Status::SUCCESS, 0)]);
+    let aer = Sqe { opc: admin::ASYNC_EVENT_REQUEST, ..Sqe::default() };
+    // A controller holds four, and answers the next one at once.
+    (10..14).for_each(|cid| admin.send(cid, aer, 0));
+    let csts = property(fabrics::PROPERTY_GET, 0x1c, 0);
+    let mut at = 0;
+    let both = [aer, csts].map(|sqe| {
+        let sgl1 = KeyedBlock::default().descriptor(false);
+        let sqe = Sqe { cid: 5.into(), flags: Sqe::PSDT_SGL, sgl1, ..sqe };
+        admin.device.write(&admin.memory, at, sqe.as_bytes());
+        let local = admin.memory.slice(at, 64);
+        at += 64;
+        let operation = Operation::Send { invalidate: None };
+        SendWork { id: SENDS, operation, local, signalled: true, inline: true }
+    });
+    admin.device.post_send(admin.id, &both).unwrap();
+    eventually("the queue ends", || {
+        matches!(admin.device.next_event(), Some(Event::Disconnected(_)))
+    });
+    let of = |words: &str| {
+        let lines = log.0.lock().unwrap();
+        lines.iter().filter(|line| line.contains(words)).cloned().collect::<Vec<_>>()
+    };
+    let told = "the identifier of an event request again";
+    eventually("the log says why", || !of(told).is_empty());
+    admin.leave();
+    eventually("it is gone", || target.stats().controllers == 0);
+    target.shutdown().unwrap();
+    fabric.end();
+    let lines = of(told);
+    assert!(lines.len() == 1 && lines[0].starts_with("WARN"), "{lines:?}");
+    assert!(lines[0].contains("192.0.2.7"), "{lines:?}");
+    assert_eq!(of("cannot carry"), Vec::<String>::new(), "it is no fault of the target");
 }

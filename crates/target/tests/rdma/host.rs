@@ -13,7 +13,7 @@ use raceline_proto::nvme::opcode::{admin, fabrics};
 use raceline_proto::nvme::{CommandId, ControllerId, Cqe, HostId, Nqn, QueueId, Sqe, Status};
 use raceline_proto::rdma::{KeyedBlock, QueueRequest};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig};
-use raceline_rdma::verbs::{Access, ConnectionId, Provider, ProviderError, Region};
+use raceline_rdma::verbs::{Access, ConnectionId, DomainId, Provider, ProviderError, Region};
 use raceline_rdma::{
     ConnectConfig, ConnectError, HostEvent, HostPort, HostPortEvent, HostTransfer, Loss,
 };
@@ -173,7 +173,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(fabric: &Fabric, address: SocketAddr) -> Self {
         let mut device = fabric.network.add_device();
-        let memory = device.register(MEMORY, Access::HOST_DATA).unwrap();
+        let memory = device.register(DomainId::OWN, MEMORY, Access::HOST_DATA).unwrap();
         Self {
             port: HostPort::new(device),
             memory,
@@ -232,7 +232,13 @@ impl Host {
         let request =
             QueueRequest { qid, receives: entries, entries: entries.into(), cntlid: None };
         let capsule_len = if qid.is_admin() { 64 } else { 64 + 4096 };
-        let config = ConnectConfig { address: self.address, source: None, request, capsule_len };
+        let config = ConnectConfig {
+            address: self.address,
+            source: None,
+            domain: DomainId::OWN,
+            request,
+            capsule_len,
+        };
         let id = self.port.connect(config, Instant::now())?;
         self.until("a connection", |host| {
             let at = host.outcomes.iter().position(|(of, _)| *of == id)?;

@@ -15,8 +15,8 @@ use raceline_proto::nvme::{Cqe, SglDescriptor, Sqe, Status};
 use raceline_proto::rdma::KeyedBlock;
 use raceline_proto::tcp::{ControllerQueue, ControllerQueueConfig, DataDest, Event};
 use raceline_rdma::verbs::{
-    Access, Capabilities, Completion, ConnectionId, Event as DeviceEvent, PairConfig, PostError,
-    Provider, ProviderError, RecvWork, Region, SendWork,
+    Access, Capabilities, Completion, ConnectionId, DomainId, Event as DeviceEvent, PairConfig,
+    PostError, Provider, ProviderError, RecvWork, Region, SendWork,
 };
 use raceline_rdma::{Foreign, WaitingDevice};
 use raceline_reactor::io::RecvBuffers;
@@ -91,8 +91,13 @@ impl Provider for Shared {
         self.lock().capabilities()
     }
 
-    fn register(&mut self, len: u32, access: Access) -> Result<Region, ProviderError> {
-        self.lock().register(len, access)
+    fn register(
+        &mut self,
+        domain: DomainId,
+        len: u32,
+        access: Access,
+    ) -> Result<Region, ProviderError> {
+        self.lock().register(domain, len, access)
     }
 
     fn deregister(&mut self, region: Region) {
