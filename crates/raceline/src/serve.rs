@@ -72,7 +72,7 @@ fn serve(
     check_cores(&cores)?;
     let predecessor =
         args.take_over.then(|| Predecessor::meet(&args.socket, args.state_dir.clone()));
-    let predecessor = predecessor.transpose().map_err(Failure::runtime)?;
+    let predecessor = predecessor.transpose().map_err(|error| Failure::take_over(&error))?;
     let http = Prepared::new(&args.http, args.state_dir.as_deref())?;
     let addresses = http.as_ref().map(Prepared::addresses).unwrap_or_default();
     let mut config = DaemonConfig {
@@ -105,7 +105,7 @@ fn serve(
     let mut daemon = match predecessor {
         Some(mut predecessor) => {
             predecessor.unless(interrupt.asker());
-            Daemon::take_over(config, &predecessor).map_err(Failure::runtime)?
+            Daemon::take_over(config, &predecessor).map_err(|error| Failure::take_over(&error))?
         }
         None => Daemon::start(config).map_err(Failure::runtime)?,
     };

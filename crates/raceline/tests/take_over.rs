@@ -4,8 +4,12 @@
 
 #[path = "../../target/tests/common/mod.rs"]
 mod common;
+#[path = "take_over/forms.rs"]
+mod forms;
 #[path = "take_over/kept.rs"]
 mod kept;
+#[path = "take_over/state.rs"]
+mod state;
 mod support;
 
 use std::fs::{File, Permissions};

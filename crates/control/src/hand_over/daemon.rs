@@ -1,7 +1,6 @@
 //! The end of a daemon: meets its successor, and lets go step by step.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -15,10 +14,10 @@ use raceline_reactor::private_socket::{self, SocketError, SocketFile};
 use raceline_target::{HandOver, PoolNamespace, Target};
 use uuid::Uuid;
 
-use super::wire::Wire;
+use super::wire::{Wire, is_other};
 use super::{
     FORM, FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello,
-    Offered, Reserved, TakeOverError,
+    OTHER_FORM, Offered, Reserved, TakeOverError,
 };
 use crate::manager::nvmf::{DEFAULT_TARGET, Namespace};
 use crate::manager::{Manager, Phase, lock};
@@ -201,7 +200,7 @@ fn check_peer(wire: &Wire, manager: &Manager) -> Result<i32, TakeOverError> {
     let hello = match wire.receive() {
         Ok(FromSuccessor::Hello(hello)) => hello,
         Ok(_) => return Err(refused("it does not say who it is")),
-        Err(error) if error.is_data() => return Err(refused(other_version(None))),
+        Err(error) if is_other(&error) => return Err(refused(other_version(None))),
         Err(error) => return Err(TakeOverError::Lost(error)),
     };
     if hello.form != FORM || hello.connections != raceline_target::FORM {
@@ -226,24 +225,13 @@ fn check_peer(wire: &Wire, manager: &Manager) -> Result<i32, TakeOverError> {
     Ok(pid)
 }
 
-trait IsData {
-    fn is_data(&self) -> bool;
-}
-
-impl IsData for io::Error {
-    /// Whether something else came than was expected, and not an end.
-    fn is_data(&self) -> bool {
-        matches!(self.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
-    }
-}
-
 fn other_version(hello: Option<&Hello>) -> String {
     let whose = hello.map_or("an unknown version".to_owned(), |hello| {
         format!("version {} (forms {}.{})", hello.version, hello.form, hello.connections)
     });
     let (own, connections) = (env!("CARGO_PKG_VERSION"), raceline_target::FORM);
     format!(
-        "{whose} cannot go on with the state of version {own} (forms {FORM}.{connections}): end the daemon and start \
+        "{whose} {OTHER_FORM} {own} (forms {FORM}.{connections}): end the daemon and start \
          the new version; its hosts connect anew"
     )
 }

@@ -21,6 +21,11 @@ const MAX_BYTES: usize = 256 << 20;
 /// The byte that comes with a descriptor.
 const MARK: u8 = 0xfd;
 
+/// Whether something else came than was expected, and not an end.
+pub(super) fn is_other(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
+}
+
 /// One end.
 #[derive(Debug)]
 pub struct Wire(UnixStream);
