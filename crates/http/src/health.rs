@@ -9,7 +9,7 @@ use crate::answer::{Answer, text};
 pub(crate) fn alive(manager: &Manager) -> Answer {
     match manager.is_healthy() {
         true => text(StatusCode::OK, "ok"),
-        false => text(StatusCode::SERVICE_UNAVAILABLE, "A core of the target has stopped."),
+        false => text(StatusCode::SERVICE_UNAVAILABLE, "A core has stopped."),
     }
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn why_not_ready(manager: &Manager) -> Option<&'static str> {
         _ if manager.is_ending() => Some("The daemon ends."),
         Phase::Startup => Some("The daemon waits for framework_start_init."),
         Phase::Starting => Some("The configuration is being made."),
-        Phase::Runtime if !manager.is_healthy() => Some("A core of the target has stopped."),
+        Phase::Runtime if !manager.is_healthy() => Some("A core has stopped."),
         Phase::Runtime if manager.config().journal.failure().is_some() => Some(
             "The state directory cannot be used: changes are refused until the daemon is restarted. The log says why.",
         ),
