@@ -72,6 +72,11 @@ pub enum TakeOverError {
     /// The daemon has fallen silent, or has ended.
     #[error("the daemon has not answered ({0}): it goes on if it still runs")]
     Lost(io::Error),
+    /// This process cannot do what the daemon does, and the daemon is gone.
+    #[error(
+        "the daemon has ended meanwhile, and this process cannot take its place ({0}): start one without --take-over"
+    )]
+    Gone(String),
     /// This process cannot do what the daemon does.
     #[error("the daemon goes on, since this process cannot take its place: {0}")]
     Unable(String),

@@ -77,10 +77,12 @@ impl Predecessor {
         }
     }
 
-    /// This process cannot: the daemon goes on.
-    pub(crate) fn give_up(&self, why: &str) {
-        // It notices the end of this process as well.
-        let _ = self.wire.send(&FromSuccessor::Failed(why.to_owned()));
+    /// This process cannot: the daemon goes on, if it is there to hear that.
+    pub(crate) fn give_up(&self, why: String) -> TakeOverError {
+        match self.wire.send(&FromSuccessor::Failed(why.clone())) {
+            Ok(()) => TakeOverError::Unable(why),
+            Err(_) => TakeOverError::Gone(why),
+        }
     }
 
     /// Everything but the connections exists: takes those over, and goes on with them.

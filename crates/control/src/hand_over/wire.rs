@@ -4,6 +4,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -129,6 +130,16 @@ impl Wire {
             }
         }
         Ok(all)
+    }
+
+    /// The same end once more; none if there are no descriptors left.
+    pub(super) fn again(&self) -> Option<Self> {
+        self.0.try_clone().ok().map(Self)
+    }
+
+    /// Ends the wait for a message, also that of another thread. Messages can still be sent.
+    pub(super) fn hear_no_more(&self) {
+        let _ = self.0.shutdown(Shutdown::Read);
     }
 
     /// Waits until the other end has closed: what was sent last has been read then. What comes is thrown away.
