@@ -182,10 +182,7 @@ impl Daemon {
         mut config: DaemonConfig,
         predecessor: &Predecessor,
     ) -> Result<Self, TakeOverError> {
-        let unable = |error: &dyn ToString| {
-            predecessor.give_up(&error.to_string());
-            TakeOverError::Unable(error.to_string())
-        };
+        let unable = |error: &dyn ToString| predecessor.give_up(error.to_string());
         let mut manager = manager_config(&mut config);
         predecessor.continue_in(&mut manager);
         let registry = Arc::new(Registry::new());

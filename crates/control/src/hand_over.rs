@@ -36,6 +36,10 @@ pub use wire::Wire;
 /// ([`raceline_target::FORM`]).
 pub const FORM: u32 = 3;
 
+/// By these words a successor knows that the daemon refuses another form. Each version of the daemon says them, and none may say
+/// them of anything else.
+const OTHER_FORM: &str = "cannot go on with the state of version";
+
 /// Where a daemon with this RPC socket meets its successor.
 #[must_use]
 pub fn socket_of(rpc_socket: &Path) -> PathBuf {
@@ -62,9 +66,17 @@ pub enum TakeOverError {
     /// The daemon does not agree.
     #[error("the daemon goes on and is not replaced: {0}")]
     Refused(String),
+    /// The daemon is of a version with another form of state: only a restart leads to this version.
+    #[error("the daemon goes on and is not replaced: {0}")]
+    OtherForm(String),
     /// The daemon has fallen silent, or has ended.
     #[error("the daemon has not answered ({0}): it goes on if it still runs")]
     Lost(io::Error),
+    /// This process cannot do what the daemon does, and the daemon is gone.
+    #[error(
+        "the daemon has ended meanwhile, and this process cannot take its place ({0}): start one without --take-over"
+    )]
+    Gone(String),
     /// This process cannot do what the daemon does.
     #[error("the daemon goes on, since this process cannot take its place: {0}")]
     Unable(String),

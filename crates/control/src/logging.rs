@@ -108,8 +108,19 @@ impl LogSettings {
     }
 }
 
-/// Puts settings into effect.
-type Apply = Box<dyn Fn(&LogSettings) + Send + Sync>;
+/// The settings that a client has changed, or that a process begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All, at the beginning.
+    All,
+    /// Levels and flags: what is logged.
+    Filter,
+    /// Whether lines begin with the time.
+    Timestamps,
+}
+
+/// Puts settings into effect, of which this part is new.
+type Apply = Box<dyn Fn(&LogSettings, Part) + Send + Sync>;
 
 /// The log of a process.
 pub struct Logging {
@@ -118,10 +129,10 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// A log whose settings this function applies; it is called at once.
+    /// A log whose settings this function applies; it is called at once, for [`Part::All`].
     #[must_use]
     pub fn new(settings: LogSettings, apply: Apply) -> Self {
-        apply(&settings);
+        apply(&settings, Part::All);
         Self { settings: Mutex::new(settings), apply }
     }
 
@@ -131,11 +142,18 @@ impl Logging {
         self.lock().clone()
     }
 
-    /// Changes the settings.
+    /// Changes levels or flags.
     pub fn change(&self, change: impl FnOnce(&mut LogSettings)) {
         let mut settings = self.lock();
         change(&mut settings);
-        (self.apply)(&settings);
+        (self.apply)(&settings, Part::Filter);
+    }
+
+    /// Says whether lines begin with the time.
+    pub fn show_time(&self, timestamps: bool) {
+        let mut settings = self.lock();
+        settings.timestamps = timestamps;
+        (self.apply)(&settings, Part::Timestamps);
     }
 
     fn lock(&self) -> MutexGuard<'_, LogSettings> {
@@ -146,7 +164,7 @@ impl Logging {
 impl Default for Logging {
     /// A log that cannot be changed: the settings are only kept.
     fn default() -> Self {
-        Self::new(LogSettings::default(), Box::new(|_| {}))
+        Self::new(LogSettings::default(), Box::new(|_, _| {}))
     }
 }
 

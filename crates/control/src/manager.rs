@@ -40,6 +40,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use raceline_accel::Framework;
 use raceline_bdev::{Drives, Identity};
+use raceline_reactor::broken_cores;
 use raceline_target::{ConnectionOptions, Target};
 
 pub use change::Change;
@@ -295,9 +296,13 @@ impl Manager {
         cores.iter().try_for_each(|cores| Ok(cores.refresh_sizes()?))
     }
 
-    /// Whether the cores of all targets are running.
+    /// Whether the cores of all targets are running, and no other core of this process (of a disk, of a remote controller) has
+    /// ended by a failure.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
+        if broken_cores() > 0 {
+            return false;
+        }
         let model = self.model();
         let mut all = model.nvmf.targets.values().filter_map(|target| target.running.as_ref());
         all.all(|running| running.target.is_running())

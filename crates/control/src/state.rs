@@ -34,6 +34,7 @@ mod document;
 mod error;
 mod format;
 mod kept;
+mod look;
 mod store;
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ mod vhost;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use raceline_bdev::{ByteSize, Identity, SharedBdev};
 use raceline_host::{RemoteNamespace, Transport};
@@ -28,10 +27,8 @@ use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
+use crate::watch::Watchdog;
 use crate::{initiator, limits, log, serve, shell};
-
-/// How often it looks whether its cores run.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest name of a socket, in bytes.
 const NAME_MAX: usize = 48;
@@ -264,11 +261,13 @@ fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
 /// way to tell those that are connected.
 fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut sizes = Sizes::follow([Arc::clone(device)]);
-    while interrupt.wait(HEALTH_INTERVAL).is_none() {
+    let mut watchdog = Watchdog::new();
+    while interrupt.wait(watchdog.interval()).is_none() {
         if !server.is_running() {
             return Err(Failure::runtime("a core of the NBD server has ended; the log says why"));
         }
         sizes.look();
+        watchdog.look();
     }
     Ok(())
 }

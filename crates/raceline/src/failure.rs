@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use raceline_control::hand_over::TakeOverError;
+
 use crate::cli::letters;
 use crate::log;
 
@@ -16,6 +18,9 @@ pub(crate) mod code {
     pub(crate) const CONNECT: u8 = 3;
     /// Data read are not the data written.
     pub(crate) const MISMATCH: u8 = 4;
+    /// A daemon of another form of state refuses a take-over: only a restart leads to this version. The packages' scripts look for
+    /// it.
+    pub(crate) const OTHER_FORM: u8 = 5;
     /// Ended by a signal: this plus the signal's number, as in shells.
     pub(crate) const SIGNAL: u8 = 128;
 }
@@ -48,6 +53,15 @@ impl Failure {
     /// Data read are not the data written.
     pub(crate) fn mismatch(message: impl fmt::Display) -> Self {
         Self { code: code::MISMATCH, message: message.to_string() }
+    }
+
+    /// A take-over has failed, and the daemon goes on if it still runs.
+    pub(crate) fn take_over(error: &TakeOverError) -> Self {
+        let code = match error {
+            TakeOverError::OtherForm(_) => code::OTHER_FORM,
+            _ => code::RUNTIME,
+        };
+        Self { code, message: error.to_string() }
     }
 
     /// A signal ended the work before it was done.

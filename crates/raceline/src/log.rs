@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use raceline_control::events::EventJournal;
-use raceline_control::logging::{LogLevel, LogSettings};
+use raceline_control::logging::{LogLevel, LogSettings, Part};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -108,10 +108,11 @@ pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSet
     LogSettings { print_level: level, level, ..LogSettings::default() }
 }
 
-/// Applies new settings. The environment variable overrides all of them.
-pub(crate) fn apply(settings: &LogSettings) {
+/// Applies new settings. What is logged at the beginning, [`start`] has seen to by the command line or the environment variable;
+/// from the first call of a client about levels or flags on, it is what these calls say.
+pub(crate) fn apply(settings: &LogSettings, part: Part) {
     TIMESTAMPS.store(settings.timestamps, Ordering::Relaxed);
-    if std::env::var_os(VARIABLE).is_some() {
+    if part != Part::Filter {
         return;
     }
     if let Some(handle) = FILTER.get()

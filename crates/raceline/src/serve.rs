@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use raceline_control::daemon::{Daemon, DaemonConfig, Reach};
 use raceline_control::events::EventJournal;
@@ -18,11 +17,8 @@ use crate::failure::Failure;
 use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
-use crate::watch::{Core, Watch};
+use crate::watch::Watchdog;
 use crate::{activation, limits, log, sandbox, shell, successor};
-
-/// How often it checks that the daemon is healthy, and tells systemd.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The line on standard output that reports readiness.
 #[derive(Debug, Serialize)]
@@ -72,7 +68,7 @@ fn serve(
     check_cores(&cores)?;
     let predecessor =
         args.take_over.then(|| Predecessor::meet(&args.socket, args.state_dir.clone()));
-    let predecessor = predecessor.transpose().map_err(Failure::runtime)?;
+    let predecessor = predecessor.transpose().map_err(|error| Failure::take_over(&error))?;
     let http = Prepared::new(&args.http, args.state_dir.as_deref())?;
     let addresses = http.as_ref().map(Prepared::addresses).unwrap_or_default();
     let mut config = DaemonConfig {
@@ -105,7 +101,7 @@ fn serve(
     let mut daemon = match predecessor {
         Some(mut predecessor) => {
             predecessor.unless(interrupt.asker());
-            Daemon::take_over(config, &predecessor).map_err(Failure::runtime)?
+            Daemon::take_over(config, &predecessor).map_err(|error| Failure::take_over(&error))?
         }
         None => Daemon::start(config).map_err(Failure::runtime)?,
     };
@@ -144,13 +140,9 @@ fn listeners(daemon: &Daemon) -> Vec<SocketAddr> {
 
 /// Waits for the signal to end, and feeds systemd's watchdog while the daemon is healthy.
 fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
-    let watchdog = sd_notify::watchdog_enabled();
-    // Twice as often as systemd requires.
-    let interval = watchdog.map_or(HEALTH_INTERVAL, |limit| (limit / 2).min(HEALTH_INTERVAL));
-    let mut last_sign = Instant::now();
-    let mut cores = Watch::default();
+    let mut watchdog = Watchdog::new();
     loop {
-        if let Some(signal) = interrupt.wait(interval) {
+        if let Some(signal) = interrupt.wait(watchdog.interval()) {
             tracing::info!("signal {signal}: draining");
             return Ok(());
         }
@@ -161,18 +153,9 @@ fn watch(daemon: &Daemon, interrupt: &Interrupt) -> Result<(), Failure> {
             return Err(Failure::runtime(failure));
         }
         if !daemon.manager().is_healthy() {
-            return Err(Failure::runtime(
-                "a core of the target has stopped: see the messages above",
-            ));
+            return Err(Failure::runtime("a core has stopped: see the messages above"));
         }
-        let verdict = cores.look(turns(daemon), Instant::now());
-        if verdict.wants_nudge {
-            daemon.manager().cores().iter().for_each(|target| target.nudge());
-        }
-        if verdict.all_turn && last_sign.elapsed() >= interval / 2 {
-            tell(&[NotifyState::Watchdog]);
-            last_sign = Instant::now();
-        }
+        watchdog.look();
     }
 }
 
@@ -189,20 +172,6 @@ fn last_words() -> LastWords {
         std::process::exit(0);
     };
     LastWords { before: Box::new(before), after: Box::new(after) }
-}
-
-/// The turns of all cores.
-fn turns(daemon: &Daemon) -> Vec<Core> {
-    let targets = daemon.manager().cores().into_iter().enumerate();
-    let cores = targets.flat_map(|(number, target)| {
-        let turns = target.turns().into_iter().enumerate();
-        let name = move |core| match number {
-            0 => format!("core {core} (thread target-{core})"),
-            _ => format!("core {core} of target {number} (thread target-{core})"),
-        };
-        turns.map(move |(core, turns)| Core { name: name(core), turns })
-    });
-    cores.collect()
 }
 
 /// Notifies systemd; without systemd this does nothing.

@@ -6,6 +6,8 @@
 mod activation;
 #[path = "serve/clock.rs"]
 mod clock;
+#[path = "serve/logged.rs"]
+mod logged;
 #[path = "serve/memory.rs"]
 mod memory;
 #[path = "serve/scarce.rs"]

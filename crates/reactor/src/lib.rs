@@ -54,6 +54,7 @@ pub use thread::core::{
 };
 pub use thread::cores::Cores;
 pub use thread::mailbox::{Mailbox, SendError, Sender};
+pub use thread::roll::{RunningCore, broken_cores, running_cores};
 pub use thread::service::{Context, Service};
 pub use thread::stats::{LoopSnapshot, LoopStats};
 pub use thread::waker::Waker;

@@ -4,6 +4,7 @@ pub mod affinity;
 pub mod core;
 pub(crate) mod cores;
 pub mod mailbox;
+pub(crate) mod roll;
 pub mod service;
 pub mod stats;
 mod wake_state;

@@ -19,6 +19,8 @@ mod rpm;
 mod rules;
 mod static_binary;
 mod supply;
+#[cfg(test)]
+mod upgrade;
 
 use std::path::{Path, PathBuf};
 

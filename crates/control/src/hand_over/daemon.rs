@@ -1,7 +1,6 @@
 //! The end of a daemon: meets its successor, and lets go step by step.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -15,10 +14,10 @@ use raceline_reactor::private_socket::{self, SocketError, SocketFile};
 use raceline_target::{HandOver, PoolNamespace, Target};
 use uuid::Uuid;
 
-use super::wire::Wire;
+use super::wire::{Wire, is_other};
 use super::{
     FORM, FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello,
-    Offered, Reserved, TakeOverError,
+    OTHER_FORM, Offered, Reserved, TakeOverError,
 };
 use crate::manager::nvmf::{DEFAULT_TARGET, Namespace};
 use crate::manager::{Manager, Phase, lock};
@@ -36,6 +35,8 @@ const REST_LIMIT: Duration = Duration::from_secs(2);
 const TAKEN_LIMIT: Duration = Duration::from_secs(10);
 /// How long what is not handed over may take to end.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// Why a daemon that ends has no successor.
+const ENDS: &str = "it was asked to end, and ends";
 /// Successors that may wait to be met.
 const BACKLOG: i32 = 8;
 
@@ -56,6 +57,8 @@ pub struct LastWords {
 pub struct Successors {
     /// Whether this daemon is ending. Who has it locked lets nobody begin to end it.
     is_ending: Arc<Mutex<bool>>,
+    /// The successor that is being met, of which nothing more is heard once this daemon ends: no change waits for it then.
+    met: Arc<Mutex<Option<Wire>>>,
     file: SocketFile,
 }
 
@@ -63,6 +66,9 @@ impl Drop for Successors {
     fn drop(&mut self) {
         // Who is about to take the place of this process does so first, and then this one is gone.
         *lock(&self.is_ending) = true;
+        if let Some(wire) = &*lock(&self.met) {
+            wire.hear_no_more();
+        }
         // The thread ends with the process.
         self.file.remove();
     }
@@ -80,12 +86,17 @@ impl Successors {
     ) -> Result<Self, SocketError> {
         let (listener, file) =
             private_socket::listen_locked(&path, private_socket::OWNER, BACKLOG)?;
-        let is_ending = Arc::new(Mutex::new(false));
-        let ending = Arc::clone(&is_ending);
+        let (is_ending, met) = (Arc::new(Mutex::new(false)), Arc::new(Mutex::new(None)));
+        let (ending, meets) = (Arc::clone(&is_ending), Arc::clone(&met));
         let thread = std::thread::Builder::new().name("successors".to_owned()).spawn(move || {
             for stream in listener.incoming() {
                 match stream {
-                    Ok(stream) => meet(&Wire::new(stream), &manager, &last, &ending),
+                    Ok(stream) => {
+                        let wire = Wire::new(stream);
+                        *lock(&meets) = wire.again();
+                        meet(&wire, &manager, &last, &ending);
+                        *lock(&meets) = None;
+                    }
                     Err(error) => {
                         tracing::warn!("cannot meet a successor: {error}");
                         std::thread::sleep(HELLO_LIMIT);
@@ -94,7 +105,7 @@ impl Successors {
             }
         });
         match thread {
-            Ok(_) => Ok(Self { is_ending, file }),
+            Ok(_) => Ok(Self { is_ending, met, file }),
             Err(source) => {
                 file.remove();
                 Err(SocketError::Refused { path, source })
@@ -107,8 +118,14 @@ impl Successors {
 fn meet(wire: &Wire, manager: &Manager, last: &LastWords, is_ending: &Mutex<bool>) {
     let pid = wire.peer().map_or(0, |(_, pid)| pid);
     tracing::info!(pid, "a process wants to take the place of this one");
-    match hand_over(wire, manager, last, is_ending) {
+    let handed = hand_over(wire, manager, last, is_ending);
+    let is_ending = *lock(is_ending);
+    match handed {
         Ok(never) => match never {},
+        // It is this daemon that has not heard.
+        Err(TakeOverError::Lost(_)) if is_ending => {
+            let _ = wire.send(&FromDaemon::Refused(ENDS.to_owned()));
+        }
         Err(TakeOverError::Refused(reason)) => {
             tracing::warn!(pid, "it may not: {reason}");
             // It may be sending: then it sees that this fails, and reads the reason first.
@@ -186,7 +203,7 @@ fn hand_over(
 }
 
 fn check_lasting(is_ending: bool) -> Result<(), TakeOverError> {
-    if is_ending { Err(refused("it was asked to end, and ends")) } else { Ok(()) }
+    if is_ending { Err(refused(ENDS)) } else { Ok(()) }
 }
 
 /// Who it is, and whether it can be the successor. Gives its process.
@@ -201,7 +218,7 @@ fn check_peer(wire: &Wire, manager: &Manager) -> Result<i32, TakeOverError> {
     let hello = match wire.receive() {
         Ok(FromSuccessor::Hello(hello)) => hello,
         Ok(_) => return Err(refused("it does not say who it is")),
-        Err(error) if error.is_data() => return Err(refused(other_version(None))),
+        Err(error) if is_other(&error) => return Err(refused(other_version(None))),
         Err(error) => return Err(TakeOverError::Lost(error)),
     };
     if hello.form != FORM || hello.connections != raceline_target::FORM {
@@ -226,24 +243,13 @@ fn check_peer(wire: &Wire, manager: &Manager) -> Result<i32, TakeOverError> {
     Ok(pid)
 }
 
-trait IsData {
-    fn is_data(&self) -> bool;
-}
-
-impl IsData for io::Error {
-    /// Whether something else came than was expected, and not an end.
-    fn is_data(&self) -> bool {
-        matches!(self.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
-    }
-}
-
 fn other_version(hello: Option<&Hello>) -> String {
     let whose = hello.map_or("an unknown version".to_owned(), |hello| {
         format!("version {} (forms {}.{})", hello.version, hello.form, hello.connections)
     });
     let (own, connections) = (env!("CARGO_PKG_VERSION"), raceline_target::FORM);
     format!(
-        "{whose} cannot go on with the state of version {own} (forms {FORM}.{connections}): end the daemon and start \
+        "{whose} {OTHER_FORM} {own} (forms {FORM}.{connections}): end the daemon and start \
          the new version; its hosts connect anew"
     )
 }

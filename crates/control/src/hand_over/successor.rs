@@ -10,15 +10,16 @@ use raceline_reactor::inheritance;
 use raceline_target::Target;
 
 use super::late::LateJournal;
-use super::wire::Wire;
+use super::wire::{Wire, is_other};
 use super::{
-    FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello, Offered,
-    Reserved, TakeOverError, socket_of,
+    FromDaemon, FromSuccessor, HandedNamespace, HandedReservations, HandedState, Hello, OTHER_FORM,
+    Offered, Reserved, TakeOverError, socket_of,
 };
 use crate::manager::catalogue::{Catalogue, Record};
 use crate::manager::nvmf::DEFAULT_TARGET;
 use crate::manager::{Manager, ManagerConfig};
 use crate::ptpl;
+use crate::state::StateJournal;
 
 /// How long the daemon may take to let go of what it has, once it is asked; a change may be under way there.
 const OFFER_LIMIT: Duration = Duration::from_secs(60);
@@ -76,10 +77,12 @@ impl Predecessor {
         }
     }
 
-    /// This process cannot: the daemon goes on.
-    pub(crate) fn give_up(&self, why: &str) {
-        // It notices the end of this process as well.
-        let _ = self.wire.send(&FromSuccessor::Failed(why.to_owned()));
+    /// This process cannot: the daemon goes on, if it is there to hear that.
+    pub(crate) fn give_up(&self, why: String) -> TakeOverError {
+        match self.wire.send(&FromSuccessor::Failed(why.clone())) {
+            Ok(()) => TakeOverError::Unable(why),
+            Err(_) => TakeOverError::Gone(why),
+        }
     }
 
     /// Everything but the connections exists: takes those over, and goes on with them.
@@ -93,6 +96,7 @@ impl Predecessor {
         if let Some((new, why)) = absent.find(|(name, _)| !self.offered.missing.contains(name)) {
             return Err(TakeOverError::Unable(format!("{new} is missing here: {why}")));
         }
+        self.check_state()?;
         self.say(&FromSuccessor::Ready)?;
         self.wire.limit(STATE_LIMIT).map_err(TakeOverError::Lost)?;
         let FromDaemon::State(state) = receive(&self.wire)? else { return Err(out_of_order()) };
@@ -121,6 +125,22 @@ impl Predecessor {
         Ok(())
     }
 
+    /// The state is opened when the daemon is gone, and then there is no way back.
+    fn check_state(&self) -> Result<(), TakeOverError> {
+        let Some((_, dir)) = &self.journal else { return Ok(()) };
+        let problem = match StateJournal::look(dir) {
+            Err(error) => error.to_string(),
+            Ok(kept) if kept.sequence == 0 && !self.offered.catalogue.is_empty() => {
+                format!("{} holds no state any more, so somebody has removed it", dir.display())
+            }
+            Ok(_) => return Ok(()),
+        };
+        Err(unable(format!(
+            "it could keep no change in the state directory: {problem}. The daemon that runs has the whole configuration: \
+             save it by raceline config save FILE before you end that daemon"
+        )))
+    }
+
     /// From here on, this process takes the place of the daemon only as long as it is not asked to end.
     pub fn unless(&mut self, is_ending: impl Fn() -> bool + 'static) {
         self.is_ending = Some(Box::new(is_ending));
@@ -138,7 +158,7 @@ impl Predecessor {
         if let Some((journal, dir)) = &self.journal
             && let Err(error) = journal.open(dir)
         {
-            tracing::error!("no change can be made until this daemon is started anew: {error}");
+            tracing::error!("{error}");
         }
         for name in inheritance::settle() {
             tracing::debug!("not taken over: {name}");
@@ -149,16 +169,25 @@ impl Predecessor {
         let Err(error) = self.wire.send(what) else { return Ok(()) };
         // It may have said why.
         match receive(&self.wire) {
-            Err(refused @ TakeOverError::Refused(_)) => Err(refused),
+            Err(refused @ (TakeOverError::Refused(_) | TakeOverError::OtherForm(_))) => {
+                Err(refused)
+            }
             _ => Err(TakeOverError::Lost(error)),
         }
     }
 }
 
 fn receive(wire: &Wire) -> Result<FromDaemon, TakeOverError> {
-    match wire.receive().map_err(TakeOverError::Lost)? {
-        FromDaemon::Refused(reason) => Err(TakeOverError::Refused(reason)),
-        said => Ok(said),
+    match wire.receive() {
+        Ok(FromDaemon::Refused(reason)) if reason.contains(OTHER_FORM) => {
+            Err(TakeOverError::OtherForm(reason))
+        }
+        Ok(FromDaemon::Refused(reason)) => Err(TakeOverError::Refused(reason)),
+        Ok(said) => Ok(said),
+        Err(error) if is_other(&error) => {
+            Err(unable(format!("the daemon says what this version does not understand: {error}")))
+        }
+        Err(error) => Err(TakeOverError::Lost(error)),
     }
 }
 

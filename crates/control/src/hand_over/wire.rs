@@ -4,6 +4,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -20,6 +21,11 @@ use serde::de::DeserializeOwned;
 const MAX_BYTES: usize = 256 << 20;
 /// The byte that comes with a descriptor.
 const MARK: u8 = 0xfd;
+
+/// Whether something else came than was expected, and not an end.
+pub(super) fn is_other(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput)
+}
 
 /// One end.
 #[derive(Debug)]
@@ -124,6 +130,16 @@ impl Wire {
             }
         }
         Ok(all)
+    }
+
+    /// The same end once more; none if there are no descriptors left.
+    pub(super) fn again(&self) -> Option<Self> {
+        self.0.try_clone().ok().map(Self)
+    }
+
+    /// Ends the wait for a message, also that of another thread. Messages can still be sent.
+    pub(super) fn hear_no_more(&self) {
+        let _ = self.0.shutdown(Shutdown::Read);
     }
 
     /// Waits until the other end has closed: what was sent last has been read then. What comes is thrown away.

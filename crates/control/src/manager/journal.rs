@@ -38,6 +38,11 @@ pub trait Journal: Send + Sync {
         None
     }
 
+    /// Why no change can be written down until the daemon is started anew; `None`: changes may be tried.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// Receives the sum of all records so far: after each change, before the next one begins. Does not
     /// wait.
     fn changed(&self, _catalogue: &Catalogue) {}

@@ -98,6 +98,6 @@ struct Timestamps {
 }
 
 fn enable_timestamps(call: &Call<'_>, params: Timestamps) -> Result<bool, RpcError> {
-    call.manager.config().logging.change(|settings| settings.timestamps = params.enabled);
+    call.manager.config().logging.show_time(params.enabled);
     Ok(true)
 }

@@ -82,9 +82,6 @@ impl ChangeLog {
         let log = log?;
         // Leftovers of an interrupted checkpoint; if they cannot be removed they only take room.
         let _ = disk.remove(UNFINISHED);
-        for note in &notes {
-            tracing::warn!("{note}");
-        }
         recovered.notes = notes;
         Ok((log, recovered))
     }

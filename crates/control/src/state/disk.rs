@@ -17,7 +17,7 @@ const FILE_MODE: u32 = 0o600;
 /// Only the owner may enter the directory.
 const DIRECTORY_MODE: u32 = 0o700;
 /// Write permission of group and others.
-const OTHERS_WRITE: u32 = 0o022;
+pub(super) const OTHERS_WRITE: u32 = 0o022;
 /// Zeroes are written in pieces of this size.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// The file whose lock says that a daemon uses the directory.
@@ -135,7 +135,7 @@ impl RealDisk {
 }
 
 /// The system's text, followed by a remedy where one is known.
-fn reason_of(error: &io::Error) -> String {
+pub(super) fn reason_of(error: &io::Error) -> String {
     let user = rustix::process::geteuid().as_raw();
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::change_log::ChangeLog;
 use super::disk::{Disk, RealDisk};
+use super::look::Look;
 use super::{Call, Configuration, Permit, Recovered, StateError, Store, SubsystemConfig};
 use crate::manager::catalogue::{Catalogue, Entry, Key, Record, Section};
 use crate::manager::generation;
@@ -14,6 +17,9 @@ use crate::manager::journal::{Journal, JournalError};
 
 /// Room reserved before a change, whose records are not known yet: twice the largest request.
 const CHANGE_BYTES: usize = 2 << 20;
+/// How often a directory is looked at before an error counts, and what lies between.
+const LOOKS: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// The member of the configuration's identity that holds the keys of its calls.
 const KEYS: &str = "keys";
 /// The member of the configuration's identity that holds the number of the last start.
@@ -65,6 +71,29 @@ impl StateJournal {
             catalogue_of(recovered).map_err(|problem| incomplete(store.dir(), problem))?;
         let journal = Self { store, permit: Mutex::default(), run: AtomicU64::new(run) };
         Ok((journal, Kept { catalogue, sequence, run }))
+    }
+
+    /// Reads what a directory holds, as [`Self::open`] would, and changes nothing. A daemon may be using the directory.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`], but for the lock.
+    pub fn look(dir: &Path) -> Result<Kept, StateError> {
+        let mut attempts = LOOKS;
+        loop {
+            attempts -= 1;
+            let looked = Look::at(dir).and_then(|disk| ChangeLog::open(Arc::new(disk)));
+            let kept = looked.and_then(|(_, recovered)| {
+                let sequence = recovered.sequence;
+                let (catalogue, run) =
+                    catalogue_of(recovered).map_err(|problem| incomplete(dir, problem))?;
+                Ok(Kept { catalogue, sequence, run })
+            });
+            if kept.is_ok() || attempts == 0 {
+                return kept;
+            }
+            // A daemon that writes a checkpoint removes files while this reads them.
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
     }
 
     /// Writes down that a daemon starts, and gives the number of this change: no earlier daemon has had
@@ -200,7 +229,7 @@ fn catalogue_of(recovered: Recovered) -> Result<(Catalogue, u64), String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::super::sim::{Random, SimDisk};
     use super::*;

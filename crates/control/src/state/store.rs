@@ -132,6 +132,9 @@ impl Store {
     pub fn with_disk(disk: Arc<dyn Disk>) -> Result<(Self, Recovered), StateError> {
         let dir = disk.path().to_owned();
         let (log, recovered) = ChangeLog::open(disk)?;
+        for note in &recovered.notes {
+            tracing::warn!("{note}");
+        }
         let queue = Queue {
             last_sequence: recovered.sequence,
             durable_sequence: recovered.sequence,

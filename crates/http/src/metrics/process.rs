@@ -4,11 +4,12 @@ use std::fs;
 use std::time::SystemTime;
 
 use raceline_control::logging;
-use raceline_control::manager::{Manager, Phase};
+use raceline_control::manager::Manager;
 use raceline_reactor::room::{self, Lack};
 use rustix::process::{Resource, getrlimit};
 
 use super::text::{Labels, Text, Value};
+use crate::health::why_not_ready;
 use crate::server::Counts;
 
 pub(super) fn write(text: &mut Text, manager: &Manager, counts: &Counts) {
@@ -29,7 +30,7 @@ pub(super) fn write(text: &mut Text, manager: &Manager, counts: &Counts) {
     let began = began.saturating_sub(manager.began().elapsed());
     let began = Value::Real(began.as_secs_f64());
     text.gauge("start_time_seconds", "When the daemon has started.", [(none(), began)]);
-    let ready = manager.phase() == Phase::Runtime && manager.is_healthy();
+    let ready = why_not_ready(manager).is_none();
     text.gauge("ready", "Whether the configuration is in service.", [(none(), ready.into())]);
     let missing = manager.model().missing.len();
     text.gauge(

@@ -9,13 +9,14 @@ use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
 use super::disconnect::END_TIME;
 use super::registry::{Entry, LOOK_INTERVAL, Registry};
-use super::{HEALTH_INTERVAL, Ready, Way, note, print};
+use super::{Ready, Way, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
 use crate::shell;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
+use crate::watch::Watchdog;
 
 /// What has to be so before the device is opened.
 pub(super) fn prepare(args: &DiskArgs) -> Result<(), Failure> {
@@ -104,7 +105,8 @@ fn left(place: &str, user: User, command: &[String]) -> String {
 fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut sizes = Sizes::follow([Arc::clone(device)]);
     let place = disk.path();
-    while interrupt.wait(HEALTH_INTERVAL).is_none() {
+    let mut watchdog = Watchdog::new();
+    while interrupt.wait(watchdog.interval()).is_none() {
         if !disk.is_running() {
             return Err(Failure::runtime(format!(
                 "{place} has ended, was removed by another program, or the kernel has refused a command of it; the log may \
@@ -117,6 +119,7 @@ fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(
             Ok(Some(bytes)) => tracing::info!("{place} has {bytes} bytes now"),
             Err(error) => tracing::warn!("{place}: {error}"),
         }
+        watchdog.look();
     }
     Ok(())
 }

@@ -4,11 +4,12 @@ use raceline_bdev::SharedBdev;
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
 use super::registry::Registry;
-use super::{HEALTH_INTERVAL, Ready, Way, default_socket, note, print};
+use super::{Ready, Way, default_socket, note, print};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
 use crate::sizes::Sizes;
+use crate::watch::Watchdog;
 
 /// Letters of a serial number.
 const SERIAL_LEN: usize = 20;
@@ -57,13 +58,15 @@ pub(super) fn serve(
 /// Waits for a signal that requests the end, and looks whether the device has another size.
 fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut sizes = Sizes::follow([device.clone()]);
-    while interrupt.wait(HEALTH_INTERVAL).is_none() {
+    let mut watchdog = Watchdog::new();
+    while interrupt.wait(watchdog.interval()).is_none() {
         if !server.is_running() {
             let text = "a core of the vhost-user server has ended; the log says why";
             return Err(Failure::runtime(text));
         }
         sizes.look();
         server.refresh();
+        watchdog.look();
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A core that is held: the daemon names it, and gives systemd's watchdog no sign of life until it turns again.
+//! A core that is held: its process names it, and gives systemd's watchdog no sign of life until it turns again.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
@@ -7,8 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 
-use crate::support::{Scratch, Served, configure, run, wait_for};
+use crate::support::{Scratch, Served, call, configure, program, run, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:stuck";
 /// A core is looked at for 8 s before it counts as stuck. Signs of life come more often than twice a second.
@@ -60,12 +61,12 @@ impl Drop for Held {
     }
 }
 
-/// The thread of the first core of a process.
-fn core_of(pid: u32) -> u32 {
+/// The thread of a core of a process.
+fn core_of(pid: u32, name: &str) -> u32 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let is_core = |path: &PathBuf| {
-        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        name.starts_with("target-0")
+        let running = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        running.trim() == name
     };
     let path = threads.map(|thread| thread.unwrap().path()).find(is_core).unwrap();
     path.file_name().unwrap().to_str().unwrap().parse().unwrap()
@@ -85,39 +86,100 @@ fn sign_within(systemd: &UnixDatagram, time: Duration) -> bool {
     false
 }
 
+/// A process with systemd's socket, and what it logs.
+struct Bed {
+    scratch: Scratch,
+    log: String,
+    systemd: UnixDatagram,
+    /// For a shell: the environment, and standard error into the log.
+    begin: String,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let (log, notify) = (scratch.path("log"), scratch.path("notify"));
+        let systemd = UnixDatagram::bind(&notify).unwrap();
+        let begin = format!(
+            "export NOTIFY_SOCKET='{notify}' WATCHDOG_USEC=2000000 WATCHDOG_PID=$$; exec \"$0\" \"$@\" 2> '{log}'"
+        );
+        Self { scratch, log, systemd, begin }
+    }
+
+    fn served(&self) -> (Served, PathBuf) {
+        let socket = PathBuf::from(self.scratch.path("rpc.sock"));
+        let served = Served::start_by(&["sh", "-c", &self.begin], &socket, &["--sandbox", "off"]);
+        (served, socket)
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Holds a core of a process, which names it and gives no sign of life until it turns again. False where no thread can be
+    /// held.
+    fn hold(&self, pid: u32, core: &str) -> bool {
+        assert!(sign_within(&self.systemd, FOUND_WITHIN), "no sign of life from one that is well");
+        let held = match Held::hold(core_of(pid, core)) {
+            Ok(held) => held,
+            // Where no process may stop another's thread, there is nothing to see.
+            Err(why) => {
+                eprintln!("a thread cannot be held here: {why}");
+                return false;
+            }
+        };
+        let begun = Instant::now();
+        let named = format!("core {core} (thread ");
+        wait_for("the core that is stuck to be named", || {
+            assert!(begun.elapsed() < FOUND_WITHIN, "{}", self.said());
+            self.said().lines().any(|line| line.contains(&named) && line.contains("is stuck"))
+        });
+        // Those that came before nobody has read.
+        while sign_within(&self.systemd, Duration::from_millis(100)) {}
+        assert!(!sign_within(&self.systemd, SILENCE), "a sign of life while a core is stuck");
+        drop(held);
+        wait_for("the core to turn again", || self.said().contains("turns again"));
+        let sign = sign_within(&self.systemd, FOUND_WITHIN);
+        assert!(sign, "no sign of life after the core turns again");
+        true
+    }
+}
+
 #[test]
 fn a_core_that_is_held_gives_no_sign_of_life_until_it_turns_again() {
-    let scratch = Scratch::new();
-    let (socket, log) = (PathBuf::from(scratch.path("rpc.sock")), scratch.path("log"));
-    let notify = scratch.path("notify");
-    let systemd = UnixDatagram::bind(&notify).unwrap();
-    let begin = format!(
-        "export NOTIFY_SOCKET='{notify}' WATCHDOG_USEC=2000000 WATCHDOG_PID=$$; exec \"$0\" \"$@\" 2> '{log}'"
-    );
-    let served = Served::start_by(&["sh", "-c", &begin], &socket, &["--sandbox", "off"]);
+    let bed = Bed::new();
+    let (served, socket) = bed.served();
     configure(&socket, NQN, 2048);
-    assert!(sign_within(&systemd, FOUND_WITHIN), "no sign of life from a daemon that is well");
-
-    let held = match Held::hold(core_of(served.pid())) {
-        Ok(held) => held,
-        // Where no process may stop another's thread, there is nothing to see.
-        Err(why) => return eprintln!("a thread cannot be held here: {why}"),
-    };
-    let said = |words: &str| std::fs::read_to_string(&log).unwrap().contains(words);
-    let begun = Instant::now();
-    wait_for("the core that is stuck to be named", || {
-        assert!(begun.elapsed() < FOUND_WITHIN, "{}", std::fs::read_to_string(&log).unwrap());
-        said("is stuck")
-    });
-    // Those that came before nobody has read.
-    while sign_within(&systemd, Duration::from_millis(100)) {}
-    assert!(!sign_within(&systemd, SILENCE), "a sign of life while a core is stuck");
-
-    drop(held);
-    wait_for("the core to turn again", || said("turns again"));
-    assert!(sign_within(&systemd, FOUND_WITHIN), "no sign of life after the core turns again");
-    let port = crate::port_of(&socket, NQN);
-    let output = run(&["identify", "-a", "127.0.0.1", "-s", &port, "-n", NQN]);
-    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    if bed.hold(served.pid(), "target-0") {
+        let port = crate::port_of(&socket, NQN);
+        let output = run(&["identify", "-a", "127.0.0.1", "-s", &port, "-n", NQN]);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+    }
     served.end(Signal::TERM);
+}
+
+/// A disk has cores of its own beside those of targets, of which there is none here.
+#[test]
+fn the_cores_of_a_disk_of_the_daemon_are_watched() {
+    let bed = Bed::new();
+    let (served, socket) = bed.served();
+    let memory = json!({ "name": "M", "num_blocks": 2048, "block_size": 512 });
+    call(&socket, "bdev_malloc_create", memory).unwrap();
+    let disk = json!({ "ctrlr": "disk", "dev_name": "M" });
+    call(&socket, "vhost_create_blk_controller", disk).unwrap();
+    bed.hold(served.pid(), "vhost-0");
+    served.end(Signal::TERM);
+}
+
+#[test]
+fn the_cores_of_a_disk_of_its_own_process_are_watched() {
+    let bed = Bed::new();
+    let socket = bed.scratch.path("disk.sock");
+    let mut command = Command::new("sh");
+    command.args(["-c", &bed.begin, &program(), "connect", "--as", "nbd", "--bdev", "ram:4M"]);
+    command.args(["--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut disk = command.env_remove("RACELINE_LOG").spawn().unwrap();
+    bed.hold(disk.id(), "nbd-0");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&disk), Signal::TERM).unwrap();
+    assert!(disk.wait().unwrap().success(), "{}", bed.said());
 }

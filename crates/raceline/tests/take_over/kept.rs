@@ -1,6 +1,8 @@
 //! What hosts have made, reserved and protected goes over, or nobody takes the place of a daemon.
 
 use std::net::{SocketAddr, TcpListener};
+use std::process::Child;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_control::hand_over::{FromDaemon, FromSuccessor, Hello, Wire, socket_of};
@@ -267,38 +269,54 @@ fn is_connected(pid: u32, port: u16) -> bool {
 #[test]
 fn a_successor_that_is_asked_to_end_leaves_the_daemon_alone() {
     let place = Place::new(&["--keep-ram"]);
-    // A controller that falls silent, which a start waits two seconds for.
-    let export = Export::start(&["ram:4M", "-l", "127.0.0.78:0"]);
-    let controller = json!({ "name": "R", "trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.78",
-        "trsvcid": &export.port, "subnqn": &export.nqn });
-    place.call("bdev_nvme_attach_controller", controller);
-    let port: u16 = export.port.parse().unwrap();
-    drop(export);
-    let deadline = Instant::now() + LIMIT;
-    let silent = loop {
-        match TcpListener::bind(("127.0.0.78", port)) {
-            Ok(listener) => break listener,
-            Err(error) => assert!(Instant::now() < deadline, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let silent = Silent::new(&place);
     let load = place.load(2);
-    let mut successor = start(place.directory.path(), &["--take-over", "--keep-ram"]);
-    let deadline = Instant::now() + LIMIT;
-    while !place.said().contains("wants to take the place") {
-        assert!(Instant::now() < deadline, "{}", place.said());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let deadline = Instant::now() + LIMIT;
-    while !(catches_term(successor.id()) && is_connected(successor.id(), port)) {
-        assert!(Instant::now() < deadline, "{}", place.said());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut successor = silent.start_successor(&place);
     // It waits for the controller.
     kill_process(Pid::from_child(&successor), Signal::TERM).unwrap();
     assert_eq!(wait(&mut successor), Some(1), "{}", place.said());
     assert!(place.said().contains("asked to end"), "{}", place.said());
     place.wait_for_reads(50);
     end_load(load);
-    drop(silent);
+}
+
+/// A remote controller of the daemon that has fallen silent. A start waits two seconds for it.
+pub(crate) struct Silent {
+    port: u16,
+    /// Accepts, and says nothing.
+    _listener: TcpListener,
+}
+
+impl Silent {
+    pub(crate) fn new(place: &Place) -> Self {
+        // An address of each test, since the tests of a process run at the same time.
+        static NEXT: AtomicU8 = AtomicU8::new(78);
+        let ip = format!("127.0.0.{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let export = Export::start(&["ram:4M", "-l", &format!("{ip}:0")]);
+        let controller = json!({ "name": "R", "trtype": "tcp", "adrfam": "ipv4", "traddr": ip,
+            "trsvcid": &export.port, "subnqn": &export.nqn });
+        place.call("bdev_nvme_attach_controller", controller);
+        let port: u16 = export.port.parse().unwrap();
+        drop(export);
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match TcpListener::bind((ip.as_str(), port)) {
+                Ok(listener) => return Self { port, _listener: listener },
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Starts a successor, and waits until it has what the daemon offers and waits for the controller.
+    pub(crate) fn start_successor(&self, place: &Place) -> Child {
+        let successor = start(place.directory.path(), &["--take-over", "--keep-ram"]);
+        let deadline = Instant::now() + LIMIT;
+        // It connects there once it has the configuration.
+        while !(catches_term(successor.id()) && is_connected(successor.id(), self.port)) {
+            assert!(Instant::now() < deadline, "{}", place.said());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        successor
+    }
 }

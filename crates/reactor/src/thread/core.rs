@@ -25,6 +25,7 @@ use crate::io::{Completion, Io, Wait};
 use crate::memory::buffer::{BufferPool, PoolConfig};
 use crate::thread::affinity::pin_to_core;
 use crate::thread::mailbox::{Mailbox, Sender, mailbox};
+use crate::thread::roll::Listed;
 use crate::thread::service::{Context, Service};
 use crate::thread::stats::LoopStats;
 use crate::uring::UringIo;
@@ -154,16 +155,19 @@ impl Reactor {
             let (stats, mode) = (stats.clone(), mode.clone());
             move || match Core::start(&config, mode, stats, builder) {
                 Ok((mut core, sender, backend)) => {
+                    let listed = Listed::new(&config.name, &core.stats, core.io.waker());
                     // The receiver waits for exactly this.
                     let _ = started.send(Ok((sender, backend)));
                     drop(started);
-                    core.run().inspect_err(|error| {
+                    let ended = core.run().inspect_err(|error| {
                         // Nobody waits for this thread before the service is told to stop.
                         tracing::error!(
                             name = config.name,
                             "this core has ended, its I/O broke: {error}"
                         );
-                    })
+                    });
+                    listed.end(ended.is_ok());
+                    ended
                 }
                 Err(error) => {
                     let _ = started.send(Err(error));
