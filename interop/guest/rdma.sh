@@ -1,6 +1,6 @@
 # Raceline's host over RDMA with the kernel's target (nvmet-rdma), both in this guest, over soft RoCE (rdma_rxe): first over one
-# device, then over two with a wire between them, which loses packets and is cut.  At last a block device of the kernel on a
-# namespace of that target, by `raceline connect --as ublk`.
+# device, also by `raceline bench run`, then over two with a wire between them, which loses packets and is cut.  At last a block
+# device of the kernel on a namespace of that target, by `raceline connect --as ublk`.
 #
 # Environment: NQN.  The program raceline is beside this script.  The target serves two namespaces in RAM: 1 has blocks
 # of 512 bytes, 2 has blocks of 4096 bytes.
@@ -81,6 +81,38 @@ refusals() {
 unknown_subsystem() {
     refused 'unknown|invalid|not allowed' \
         $RACELINE identify -t rdma -a $ADDR -s $PORT -n nqn.2014-08.org.example:unknown
+}
+
+# ---------------------------------------------------------------- the JBOF paper's rows
+
+# bench_rows: `bench run` of the paper's latencies, with a small namespace, without the ways over files, and for a moment only.  What counts is that the rows over RDMA
+# have figures and say over what they ran.  The figures themselves mean nothing, because processor and adapter are emulated.
+bench_rows() {
+    local series
+    sed -e 's/^id = "CH-T2"/id = "SMALL"/' -e 's/^delta_to = /memory_mib = 16\n&/' ch-t2.toml |
+        awk -v RS= -v ORS='\n\n' '!/\nid = "local-/' >/tmp/small.toml
+    [ "$(grep -cE '^(id = "(SMALL|local|local-.*)"|memory_mib = 16)$' /tmp/small.toml)" = 3 ] || fail "the experiment has another form than this script knows"
+    $RACELINE bench run SMALL --file /tmp/small.toml --rdma $ADDR --nvmet-rdma "$ADDR:$PORT,$NQN" \
+        --quick --blocks 1 --runtime 1s --out /root/rows >/tmp/rows || { tail -n 5 /tmp/rows; fail "no record"; }
+    cat /tmp/rows
+    for series in rdma-poll iwarp; do
+        has_figures $series read
+        has_figures $series write
+        record_says "\"of\":\"iWARP by an adapter, in the series \`$series\`\",\"by\":\"NVMe/RDMA over RoCE \(rxe0\), where the paper has iWARP\",\"effect\":\"[^\"]*No hardware is behind rxe0"
+        record_says "\"link/$series\":\"RoCE \(rxe0\) at $ADDR, without hardware"
+    done
+    record_says "\"link/iwarp\":\"[^\"]*; the kernel's target is at $ADDR:$PORT\""
+    record_says '"what":"series spdk-iwarp: [^"]*","why":"SPDK[^"]*name the folder in which SPDK was built --with-rdma with --spdk DIR'
+    ! grep -qE '"what":"series (rdma-poll|iwarp)[:,]' /root/rows/SMALL.json || fail "a row over RDMA is missing in part"
+    note "the rows over RDMA, emulated, so that no figure says anything of speed:"
+    grep -E '^\| (read|write) \| [^|]*RDMA' /tmp/rows | sed 's/^/# /' >/dev/ttyS1
+}
+record_says() { grep -qE "$1" /root/rows/SMALL.json || fail "the record does not have $1"; }
+# has_figures SERIES COLUMN: its run has a latency above 0.
+has_figures() {
+    grep -oE "\"series\":\"$1\",\"x\":\"$2\",\"runs\":\[\{\"block\":0,\"values\":\{[^}]*\}" /root/rows/SMALL.json >/tmp/values ||
+        fail "$1 has no run of $2"
+    grep -qE '"mean_us":[0-9.]*[1-9]' /tmp/values || { cat /tmp/values; fail "$1 has no latency of $2"; }
 }
 
 # ---------------------------------------------------------------- connections that are lost
@@ -311,6 +343,7 @@ check write-read 300 write_read_all
 check verify 300 verify
 check unknown-subsystem 60 unknown_subsystem
 check refusals 60 refusals
+check bench-rows 240 bench_rows
 check port-off-on 240 port_off_on
 check verify-after 180 verify_job randwrite 4k
 check wire 60 wire

@@ -120,12 +120,16 @@ pub struct Series {
     pub id: String,
     /// Its name for readers.
     pub label: String,
-    /// What the machine must have for it, e.g. `nvmet`, `spdk`, `net-admin`; without it the series is missing.
+    /// What the machine must have for it, e.g. `nvmet`, `spdk`, `rdma`; without it the series is missing.
     #[serde(default)]
     pub needs: Vec<String>,
     /// Settings of this series.
     #[serde(default)]
     pub settings: toml::Table,
+    /// What carried RDMA in the source, e.g. `iWARP`. A record says what stands in for it, if the machine's device has
+    /// something else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_link: Option<String>,
     /// It is not measured, but computed from another series.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<Model>,

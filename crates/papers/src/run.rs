@@ -190,6 +190,8 @@ pub struct Options<'a> {
     pub target: Option<(SocketAddr, Nqn)>,
     /// A namespace that the kernel's target exports.
     pub nvmet: Option<(SocketAddr, Nqn)>,
+    /// A namespace that the kernel's target exports over RDMA.
+    pub nvmet_rdma: Option<(SocketAddr, Nqn)>,
     /// What carries NVMe/RDMA.
     pub rdma: RdmaSource,
     /// The program that runs as an agent, with `bench agent --stdio`.

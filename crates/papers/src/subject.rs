@@ -9,12 +9,10 @@ mod spdk;
 mod tgt;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use raceline_bdev::SharedBdev;
 use raceline_bench::accel::Device;
-use raceline_host::RdmaDevices;
 use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::Mode;
@@ -46,8 +44,8 @@ pub trait Subject: Send {
     /// It is not measured from now on: it takes as little time as it can.
     fn sleep(&self);
 
-    /// The devices by which a host reaches it over RDMA; `None`: it is reached over TCP.
-    fn rdma_devices(&self) -> Option<Arc<dyn RdmaDevices>> {
+    /// What carries a host's queues to it over RDMA; `None`: it is reached over TCP.
+    fn rdma(&self) -> Option<&Rdma> {
         None
     }
 
@@ -109,12 +107,14 @@ pub struct Needs<'a> {
 }
 
 /// A target that runs already.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Running {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its subsystem.
     pub nqn: Nqn,
+    /// What carries hosts to it over RDMA; `None`: it is reached over TCP.
+    pub rdma: Option<Rdma>,
 }
 
 impl Subject for Running {
@@ -128,6 +128,10 @@ impl Subject for Running {
 
     fn process(&self) -> Option<u32> {
         None
+    }
+
+    fn rdma(&self) -> Option<&Rdma> {
+        self.rdma.as_ref()
     }
 
     fn wake(&self) {}

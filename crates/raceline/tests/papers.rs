@@ -112,6 +112,35 @@ fn faults_of_users_are_named() {
 }
 
 #[test]
+fn faults_in_the_names_of_targets_over_rdma_are_named() {
+    const NQN: &str = "nqn.2014-08.org.example:one";
+    let line = |rdma: &[&str], target: &str| {
+        let target = ["--nvmet-rdma", target];
+        fails(&[&["bench", "run", "CH-F1"], rdma, &target].concat(), 2)
+    };
+    let here = ["--rdma", "192.0.2.1"];
+    for wrong in ["192.0.2.2", "192.0.2.2:4420", "192.0.2.2,nqn.x:y", "host:4420,nqn.x:y"] {
+        let error = line(&here, wrong);
+        assert!(error.contains("--nvmet-rdma <ADDR:PORT,NQN>"), "{error}");
+        assert!(error.contains("a target is written ADDR:PORT,NQN, as in"), "{error}");
+    }
+    let error = line(&here, "192.0.2.2:4420,");
+    assert!(error.contains("--nvmet-rdma <ADDR:PORT,NQN>"), "{error}");
+    for nowhere in ["0.0.0.0:4420", "[::]:4420", "192.0.2.2:0"] {
+        let error = line(&here, &format!("{nowhere},{NQN}"));
+        assert!(error.contains("nobody can connect to") && error.contains(nowhere), "{error}");
+        assert!(error.contains("name the address and port at which the target listens"), "{error}");
+    }
+    let error = line(&[], &format!("192.0.2.2:4420,{NQN}"));
+    assert!(error.contains("--rdma <ADDR>"), "{error}");
+    let error = line(&here, &format!("[2001:db8::1]:4420,{NQN}"));
+    assert!(error.contains("[2001:db8::1]:4420 cannot be reached from 192.0.2.1"), "{error}");
+    assert!(error.contains("name two of one kind"), "{error}");
+    let error = line(&["--rdma", "rxe0"], &format!("192.0.2.2:4420,{NQN}"));
+    assert!(error.contains("--rdma <ADDR>") && error.contains("rxe0"), "{error}");
+}
+
+#[test]
 fn hosts_are_agents_in_the_experiment_of_neighbours() {
     if !has_two_cores() {
         return;

@@ -9,6 +9,7 @@ mod alarms;
 mod connections;
 mod layout;
 mod library;
+mod link;
 mod memory;
 mod news;
 mod quirks;
@@ -47,6 +48,7 @@ use memory::Memory;
 use sharing::Channel;
 
 pub use library::{load_libraries, seal};
+pub use link::{Carrier, Link};
 pub use news::{NewsSet, Ticks};
 
 /// Events of the connection manager that are looked at when a device is given up.

@@ -302,7 +302,8 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::ZeroCopy => task.args([Path::new("-f"), &common.join("ublk-disk.sh")]),
         Part::Rdma => task
             .args([Path::new("-f"), &common.join("ublk-disk.sh")])
-            .args([Path::new("-f"), &common.join("roce.sh")]),
+            .args([Path::new("-f"), &common.join("roce.sh")])
+            .args([Path::new("-f"), &tree.root.join("crates/papers/experiments/ch-t2.toml")]),
         Part::RdmaHost | Part::RdmaFaults => task.args([Path::new("-f"), &common.join("roce.sh")]),
         Part::RdmaDaemon => task
             .args([Path::new("-f"), &common.join("multipath.sh")])

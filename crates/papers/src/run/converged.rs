@@ -51,6 +51,9 @@ pub(super) fn measure(
     }
     let rdma = options.rdma.find();
     let rdma = rdma.map_err(|why| leave_out_rdma(experiment, options, journal, &why)).ok();
+    if let Some(rdma) = &rdma {
+        journal.setting("link/rdma", rdma.describe());
+    }
     for column in columns(experiment, options) {
         let lanes = lanes(experiment, column, rdma.is_some())?;
         let ids: Vec<&str> = lanes.iter().map(|lane| lane.series.id.as_str()).collect();

@@ -120,7 +120,7 @@ impl Point<'_> {
             rdma: &options.rdma,
         };
         let target: Box<dyn Subject> = match options.target.clone() {
-            Some((address, nqn)) => Box::new(Running { address, nqn }),
+            Some((address, nqn)) => Box::new(Running { address, nqn, rdma: None }),
             None => Box::new(Raceline::start(&needs)?),
         };
         target.wake();

@@ -15,12 +15,13 @@ pub(super) use self::stage::neighbour_load;
 
 use self::column::ColumnRun;
 use super::{
-    Journal, LoadSettings, Options, RunError, columns, merged, read, settings::Digest,
-    settings::SubjectKind,
+    Journal, LoadSettings, Options, RunError, columns, merged, read,
+    settings::Digest,
+    settings::{Protocol, SubjectKind},
 };
 use crate::bed;
 use crate::experiment::{Column, Experiment, Series};
-use crate::subject;
+use crate::subject::{self, Rdma};
 
 /// A point that this machine can measure.
 #[derive(Clone, Debug)]
@@ -100,6 +101,11 @@ fn missing_series(
         if settings.subject == SubjectKind::Handoff {
             journal.record_stand_in(subject::handoff_stand_in());
         }
+        if settings.protocol == Protocol::NvmeRdma
+            && let Ok(rdma) = options.rdma.find()
+        {
+            note_link(series, &settings, &rdma, options, journal);
+        }
         if settings.digest == Digest::Engine
             && options.engine.as_ref().is_some_and(|engine| engine.is_emulated)
         {
@@ -107,6 +113,27 @@ fn missing_series(
         }
     }
     missing
+}
+
+/// Notes over what a series over RDMA runs, and what that stands in for.
+fn note_link(
+    series: &Series,
+    settings: &LoadSettings,
+    rdma: &Rdma,
+    options: &Options<'_>,
+    journal: &mut Journal<'_>,
+) {
+    let mut link = rdma.describe();
+    if settings.subject == SubjectKind::Nvmet
+        && let Some((address, _)) = &options.nvmet_rdma
+    {
+        link = format!("{link}; the kernel's target is at {address}");
+    }
+    journal.setting(&format!("link/{}", series.id), link);
+    let published = series.rdma_link.as_deref();
+    if let Some(stand_in) = published.and_then(|link| rdma.stand_in(link, &series.id)) {
+        journal.record_stand_in(stand_in);
+    }
 }
 
 /// The points of a column that can be measured; notes the others.

@@ -414,11 +414,13 @@ impl LoadSettings {
         if let Some((key, _)) = tcp_only.iter().find(|(_, given)| *given) {
             return Err(wrong(key, "series over RDMA do not have it: leave it out".to_owned()));
         }
-        if self.subject != SubjectKind::Raceline {
-            let why = "only Raceline's target is measured over RDMA: use raceline".to_owned();
-            return Err(wrong("subject", why));
+        match self.subject {
+            SubjectKind::Raceline | SubjectKind::Spdk | SubjectKind::Nvmet => Ok(()),
+            _ => {
+                let why = "over RDMA, only these targets are measured: raceline, spdk, nvmet";
+                Err(wrong("subject", why.to_owned()))
+            }
         }
-        Ok(())
     }
 
     fn check_iscsi(&self) -> Result<(), SettingsError> {
@@ -439,7 +441,7 @@ impl LoadSettings {
             return Err(wrong(key, why));
         }
         if self.subject == SubjectKind::Nvmet {
-            let why = "the kernel's target is measured over NVMe/TCP: use raceline, spdk or tgt";
+            let why = "the kernel's target is measured over NVMe: use raceline, spdk or tgt";
             return Err(wrong("subject", why.to_owned()));
         }
         Ok(())

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::bed::Loopback;
 use crate::catalogue::Catalogue;
-use crate::subject::fabric::with_fabric;
+
+mod rdma;
 
 fn catalogue() -> Catalogue {
     Catalogue::builtin().unwrap_or_else(|error| panic!("{error}"))
@@ -30,6 +31,7 @@ pub(super) fn plain_options<'a>(stop: &'a (dyn Fn() -> bool + Sync)) -> Options<
         spdk: None,
         target: None,
         nvmet: None,
+        nvmet_rdma: None,
         rdma: RdmaSource::at(None),
         agent: None,
         engine: None,
@@ -415,7 +417,7 @@ fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
                 }
                 let needs =
                     |of: &[&str]| series.needs.iter().any(|need| of.contains(&need.as_str()));
-                if needs(&["toe", "iwarp", "iscsi-offload", "rdma"]) {
+                if needs(&["toe", "iscsi-offload", "rdma"]) {
                     continue;
                 }
                 // Its series run at the same time, but for those that run alone.
@@ -435,44 +437,6 @@ fn quick_runs_leave_a_fifth_of_15_minutes_for_what_is_no_run() {
     }
     assert!(usual < Duration::from_secs(720), "{usual:?} of ramps and runs");
     assert!(named < Duration::from_secs(60), "{named:?} of targets that options name");
-}
-
-/// The JBOF paper's rows over RDMA, here over a simulated network; without a device the row is missing by name.
-#[test]
-fn the_row_over_rdma_is_measured_where_a_device_is() {
-    let _alone = alone();
-    let mut experiment = tiny("CH-F1", 1);
-    experiment.series.retain(|series| ["poll", "rdma-poll"].contains(&series.id.as_str()));
-    experiment.procedure.settings.insert("connections".to_owned(), 3.into());
-    let options = options(&|| false, None);
-    if options.cpus.len() < 2 {
-        return;
-    }
-    let record = run(&experiment, &options, &mut |_| {}).unwrap();
-    let [missing] = &record.missing[..] else { panic!("{:?}", record.missing) };
-    assert!(missing.what.contains("series rdma-poll"), "{missing:?}");
-    assert!(missing.why.contains("--rdma ADDR"), "{missing:?}");
-
-    let record = with_fabric(|rdma, network| {
-        let options = Options { rdma: RdmaSource::of(Ok(rdma)), ..plain_options(&|| false) };
-        let record = run(&experiment, &options, &mut |_| {}).unwrap();
-        assert!(network.memory_refusals() == 0);
-        record
-    });
-    if is_overloaded(&record) {
-        return;
-    }
-    assert!(record.missing.is_empty(), "{:?}", record.missing);
-    for series in ["poll", "rdma-poll"] {
-        let point = record.points.iter().find(|point| point.series == series).unwrap();
-        assert_eq!(point.runs.len(), 2, "{series}");
-        for run in &point.runs {
-            assert!(
-                run.values["gbit_per_s"] > 0.0 && run.values["cpu_ns_per_byte"] > 0.0,
-                "{run:?}"
-            );
-        }
-    }
 }
 
 #[test]

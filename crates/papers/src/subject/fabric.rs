@@ -5,11 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use raceline_bdev::SharedBdev;
 use raceline_host::RdmaDevices;
+use raceline_proto::nvme::Nqn;
+use raceline_rdma::device::{Carrier, Link};
 use raceline_rdma::fake::{Network, NetworkConfig};
 use raceline_rdma::verbs::ProviderError;
 use raceline_rdma::waiting::WaitingDevice;
-use raceline_target::{RdmaConfig, RdmaStreams, TargetConfig};
+use raceline_reactor::Mode;
+use raceline_reactor::affinity::allowed_cores;
+use raceline_target::{
+    NamespaceConfig, RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig,
+};
 
 use super::Rdma;
 
@@ -52,6 +59,7 @@ pub(crate) fn with_fabric<T>(work: impl FnOnce(Rdma, &Network) -> T) -> T {
             address: std::net::Ipv4Addr::LOCALHOST.into(),
             devices: Arc::new(Devices(network.clone())),
             streams: Arc::new(streams),
+            link: Link { name: "simulated".to_owned(), carrier: Carrier::Roce, is_software: true },
         };
         let result = work(rdma, &network);
         stop.store(true, Ordering::Relaxed);
@@ -59,4 +67,17 @@ pub(crate) fn with_fabric<T>(work: impl FnOnce(Rdma, &Network) -> T) -> T {
     });
     assert_eq!(network.misuses(), Vec::<String>::new());
     result
+}
+
+/// A target of somebody else: it exports the device there.
+pub(crate) fn serve(rdma: &Rdma, address: SocketAddr, nqn: &Nqn, device: SharedBdev) -> Target {
+    let usual = TargetConfig::default();
+    let cores = allowed_cores().unwrap()[..1].to_vec();
+    let config = TargetConfig { cores, mode: Mode::Interrupt, ..usual };
+    let streams = (rdma.streams)(&config);
+    let target = Target::start(config).unwrap();
+    target.add_subsystem(SubsystemConfig::new(nqn.clone())).unwrap();
+    target.add_namespace(nqn, NamespaceConfig::new(device)).unwrap();
+    target.add_listener_with(address, Some(streams)).unwrap();
+    target
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use raceline_accel::{Framework, OpCode, OpStatistics};
 use raceline_bdev::{DeviceSpec, Identity, SharedBdev};
 use raceline_bench::random::Random;
-use raceline_host::RdmaDevices;
 use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use raceline_reactor::{Backend, Mode, StreamProvider};
@@ -207,8 +206,8 @@ impl Subject for Raceline {
         self.target.set_mode(Mode::Interrupt);
     }
 
-    fn rdma_devices(&self) -> Option<Arc<dyn RdmaDevices>> {
-        self.rdma.as_ref().map(|rdma| Arc::clone(&rdma.devices))
+    fn rdma(&self) -> Option<&Rdma> {
+        self.rdma.as_ref()
     }
 
     fn counts(&self) -> Counts {

@@ -1,4 +1,4 @@
-//! SPDK's targets as processes of their own: nvmf_tgt for NVMe/TCP, iscsi_tgt for iSCSI.
+//! SPDK's targets as processes of their own: nvmf_tgt for NVMe/TCP and NVMe/RDMA, iscsi_tgt for iSCSI.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use raceline_initiator::Name;
 use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
-use super::{Counts, Export, Needs, Subject, node_names};
+use super::{Counts, Export, Needs, Rdma, Subject, node_names};
 use crate::bed;
 use crate::run::{LoadSettings, Protocol};
 
@@ -25,6 +25,14 @@ const DEPTH_MIN: u16 = 64;
 const SESSIONS_MIN: u16 = 128;
 /// The largest command, as Raceline's target has it.
 const MAX_IO_BYTES: u32 = 1 << 20;
+/// Buffers of which a command over RDMA may take 16. SPDK's usual ones are too small for the largest command; from 26.05 on,
+/// SPDK chooses them by itself.
+const RDMA_BUFFER_BYTES: u32 = MAX_IO_BYTES / 16;
+/// Entries of a queue: over RDMA as many as SPDK itself has.
+const TCP_QUEUE_ENTRIES: u32 = 256;
+const RDMA_QUEUE_ENTRIES: u32 = 128;
+/// What a build without RDMA writes about that transport.
+const NO_RDMA: &str = "Transport type 'RDMA' unavailable";
 /// What helps when DPDK finds no memory.
 const HUGE_PAGES_HINT: &str =
     ". SPDK's target needs huge pages: reserve 2 GiB of them by sysctl vm.nr_hugepages=1024";
@@ -36,7 +44,9 @@ pub struct Spdk {
     child: Child,
     address: SocketAddr,
     export: Export,
+    program: PathBuf,
     files: [PathBuf; 3],
+    rdma: Option<Rdma>,
 }
 
 /// The program in a folder in which SPDK was built.
@@ -53,16 +63,17 @@ impl Spdk {
     /// # Errors
     /// When it does not start; the error has the end of its output.
     pub fn start(folder: &Path, needs: &Needs<'_>) -> Result<Self, String> {
-        let ip = needs.bed.target_addr();
-        let port = || -> std::io::Result<u16> {
-            Ok(TcpListener::bind(SocketAddr::new(ip, 0))?.local_addr()?.port())
+        let rdma = match needs.settings.protocol {
+            Protocol::NvmeRdma => Some(needs.rdma.find()?),
+            Protocol::NvmeTcp | Protocol::Iscsi => None,
         };
-        let port = bed::in_target_ns(needs.bed, port).and_then(|port| port);
-        let port = port.map_err(|error| format!("no port for SPDK's target: {error}"))?;
-        let address = SocketAddr::new(ip, port);
-        let file = |end: &str| {
-            std::env::temp_dir().join(format!("raceline-spdk-{}-{port}.{end}", std::process::id()))
+        let address = match &rdma {
+            Some(rdma) => rdma.free_address()?,
+            None => free_address(needs)?,
         };
+        let (own, port) = (std::process::id(), address.port());
+        let file =
+            |end: &str| std::env::temp_dir().join(format!("raceline-spdk-{own}-{port}.{end}"));
         let files = [file("json"), file("sock"), file("log")];
         let export = match needs.settings.protocol {
             Protocol::NvmeTcp | Protocol::NvmeRdma => {
@@ -75,28 +86,27 @@ impl Spdk {
         fs::write(&files[0], text).map_err(fail)?;
         let log = fs::File::create(&files[2]).map_err(fail)?;
         let cores: Vec<String> = needs.cpus.iter().map(ToString::to_string).collect();
-        let mut command = Command::new(program(folder, needs.settings.protocol));
+        let program = program(folder, needs.settings.protocol);
+        let mut command = Command::new(&program);
         command.args(["-m", &format!("[{}]", cores.join(",")), "--no-pci"]);
         command.arg("--disable-cpumask-locks").arg("-c").arg(&files[0]).arg("-r").arg(&files[1]);
         command.stdin(Stdio::null()).stderr(log.try_clone().map_err(fail)?).stdout(log);
         let child = bed::in_target_ns(needs.bed, || command.spawn());
         let child = child.and_then(|child| child).map_err(fail)?;
-        let mut target = Self { child, address, export, files };
+        let mut target = Self { child, address, export, program, files, rdma };
         target.wait_until_ready(needs)?;
         Ok(target)
     }
 
     fn wait_until_ready(&mut self, needs: &Needs<'_>) -> Result<(), String> {
         let end = Instant::now() + READY_LIMIT;
-        let address = self.address;
-        let reach = || bed::in_host_ns(needs.bed, || TcpStream::connect(address).is_ok());
-        while !reach().unwrap_or(false) {
+        while let Err(why) = self.reach(needs) {
             self.check()?;
             if Instant::now() >= end {
-                let seconds = READY_LIMIT.as_secs();
+                let (address, seconds) = (self.address, READY_LIMIT.as_secs());
+                let tail = self.tail();
                 return Err(format!(
-                    "SPDK's target does not listen after {seconds} s{}",
-                    self.tail()
+                    "SPDK's target does not listen at {address} after {seconds} s ({why}){tail}"
                 ));
             }
             std::thread::sleep(NAP);
@@ -104,8 +114,21 @@ impl Spdk {
         Ok(())
     }
 
+    /// Connects once, as hosts of its protocol do.
+    fn reach(&self, needs: &Needs<'_>) -> Result<(), String> {
+        let connect = || match (&self.rdma, &self.export) {
+            (Some(rdma), Export::Subsystem(nqn)) => rdma.try_subsystem(self.address, nqn),
+            _ => TcpStream::connect(self.address).map(drop).map_err(|error| error.to_string()),
+        };
+        bed::in_host_ns(needs.bed, connect).map_err(|error| error.to_string())?
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(&self.files[2]).unwrap_or_default()
+    }
+
     fn tail(&self) -> String {
-        let text = fs::read_to_string(&self.files[2]).unwrap_or_default();
+        let text = self.log();
         let lines: Vec<&str> = text.lines().rev().take(TAIL_LINES).collect();
         if lines.is_empty() {
             return String::new();
@@ -124,6 +147,14 @@ impl Spdk {
     }
 }
 
+/// An address of the bed that nobody has.
+fn free_address(needs: &Needs<'_>) -> Result<SocketAddr, String> {
+    let any = SocketAddr::new(needs.bed.target_addr(), 0);
+    let free = || TcpListener::bind(any)?.local_addr();
+    let address = bed::in_target_ns(needs.bed, free).and_then(|address| address);
+    address.map_err(|error| format!("no port for SPDK's target: {error}"))
+}
+
 fn call(method: &str, params: Value) -> Value {
     json!({"method": method, "params": params})
 }
@@ -137,7 +168,7 @@ fn configuration(address: SocketAddr, settings: &LoadSettings, export: &Export) 
         call("bdev_malloc_create", memory),
     ]});
     let exported = match export {
-        Export::Subsystem(_) => subsystem(address),
+        Export::Subsystem(_) => subsystem(address, settings.protocol),
         Export::Nodes { names, lun } => nodes(address, settings, names, *lun),
     };
     json!({"subsystems": [bdev, exported]})
@@ -169,13 +200,27 @@ fn nodes(address: SocketAddr, settings: &LoadSettings, names: &[Name], lun: u16)
 }
 
 /// The device as namespace 1 of a subsystem.
-fn subsystem(address: SocketAddr) -> Value {
+fn subsystem(address: SocketAddr, protocol: Protocol) -> Value {
+    let (kind, transport) = match protocol {
+        Protocol::NvmeRdma => {
+            let options = json!({
+                "trtype": "RDMA", "max_queue_depth": RDMA_QUEUE_ENTRIES,
+                "max_io_size": MAX_IO_BYTES, "io_unit_size": RDMA_BUFFER_BYTES,
+            });
+            ("RDMA", options)
+        }
+        Protocol::NvmeTcp | Protocol::Iscsi => {
+            let options = json!({
+                "trtype": "TCP", "max_queue_depth": TCP_QUEUE_ENTRIES, "max_io_size": MAX_IO_BYTES,
+            });
+            ("TCP", options)
+        }
+    };
     let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
     let listen = json!({
-        "trtype": "TCP", "adrfam": family,
+        "trtype": kind, "adrfam": family,
         "traddr": address.ip().to_string(), "trsvcid": address.port().to_string(),
     });
-    let transport = json!({"trtype": "TCP", "max_queue_depth": 256, "max_io_size": MAX_IO_BYTES});
     let subsystem = json!({"nqn": NQN, "allow_any_host": true, "serial_number": "PAPERS"});
     let namespace = json!({"nqn": NQN, "namespace": {"nsid": 1, "bdev_name": "Memory"}});
     json!({"subsystem": "nvmf", "config": [
@@ -199,6 +244,10 @@ impl Subject for Spdk {
         Some(self.child.id())
     }
 
+    fn rdma(&self) -> Option<&Rdma> {
+        self.rdma.as_ref()
+    }
+
     fn wake(&self) {
         self.signal(rustix::process::Signal::CONT);
     }
@@ -215,6 +264,10 @@ impl Subject for Spdk {
     fn check(&mut self) -> Result<(), String> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
+            Ok(Some(_)) if self.rdma.is_some() && self.log().contains(NO_RDMA) => {
+                let program = self.program.display();
+                Err(format!("{program} says \"{NO_RDMA}\": build SPDK --with-rdma"))
+            }
             Ok(Some(status)) => {
                 Err(format!("SPDK's target has ended with {status}{}", self.tail()))
             }
@@ -261,6 +314,20 @@ mod tests {
         assert_eq!((&listen["traddr"], &listen["trsvcid"]), (&"127.0.0.1".into(), &"4420".into()));
         let transport = &value["subsystems"][1]["config"][0]["params"];
         assert_eq!(transport["max_io_size"], 1_048_576, "experiments have commands of 256 KiB");
+        assert_eq!((&transport["trtype"], &listen["trtype"]), (&"TCP".into(), &"TCP".into()));
+        let over_rdma = LoadSettings { protocol: Protocol::NvmeRdma, ..settings.clone() };
+        let address = "[2001:db8::1]:4420".parse().unwrap();
+        let value = configuration(address, &over_rdma, &Export::Subsystem(Nqn::new(NQN).unwrap()));
+        let nvmf = &value["subsystems"][1]["config"];
+        let expected = json!({
+            "trtype": "RDMA", "max_queue_depth": 128, "max_io_size": 1_048_576, "io_unit_size": 65_536,
+        });
+        assert_eq!(nvmf[0], json!({"method": "nvmf_create_transport", "params": expected}));
+        let expected = json!({
+            "trtype": "RDMA", "adrfam": "IPv6", "traddr": "2001:db8::1", "trsvcid": "4420",
+        });
+        assert_eq!(nvmf[3]["params"]["listen_address"], expected);
+        let address = "127.0.0.1:4420".parse().unwrap();
         let settings = LoadSettings { connections: 2, protocol: Protocol::Iscsi, ..settings };
         let nodes = Export::Nodes { names: node_names(&settings), lun: 0 };
         let value = configuration(address, &settings, &nodes);

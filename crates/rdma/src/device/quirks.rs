@@ -29,7 +29,7 @@ pub(super) fn loses_receives(vendor: u32, name: &str, sysfs: &Path) -> bool {
 }
 
 /// Whether no hardware is behind a device. Without the list, nothing is known.
-fn is_software(name: &str, sysfs: &Path) -> bool {
+pub(super) fn is_software(name: &str, sysfs: &Path) -> bool {
     let device = sysfs.join(name);
     !name.is_empty() && device.is_dir() && !device.join("device").exists()
 }

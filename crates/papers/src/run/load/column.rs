@@ -30,6 +30,8 @@ const CEILING_PART: f64 = 0.5;
 const CEILING_MIN: Duration = Duration::from_millis(100);
 /// How long a ring tries whether completions can be polled for.
 const PROBE: Duration = Duration::from_millis(1);
+/// A busy machine leaves such a run no time for a command, and then the run shows nothing: it is made longer, up to this.
+const PROBE_MAX: Duration = Duration::from_secs(1);
 
 /// Of this many blocks, one more may be thrown away because something disturbed it.
 const DISCARD_PART: u32 = 3;
@@ -176,7 +178,8 @@ impl ColumnRun<'_> {
                 return Err("a target over RDMA: --target names one of NVMe/TCP".to_owned());
             }
             (SubjectKind::Raceline, Some((address, nqn))) => {
-                Means::Remote(Box::new(Running { address: *address, nqn: nqn.clone() }))
+                let (address, nqn) = (*address, nqn.clone());
+                Means::Remote(Box::new(Running { address, nqn, rdma: None }))
             }
             (SubjectKind::Raceline | SubjectKind::Handoff, _) => {
                 Means::Remote(Box::new(Raceline::start(&needs)?))
@@ -187,17 +190,25 @@ impl ColumnRun<'_> {
                 subject.sleep();
                 Means::Remote(Box::new(subject))
             }
-            (SubjectKind::Nvmet, _) => {
-                let (address, nqn) = self
-                    .options
-                    .nvmet
-                    .clone()
-                    .ok_or("there is no kernel target: name it by --nvmet")?;
-                Means::Remote(Box::new(Running { address, nqn }))
-            }
+            (SubjectKind::Nvmet, _) => Means::Remote(Box::new(self.kernel(settings)?)),
             (SubjectKind::Tgt, _) => Means::Remote(Box::new(Tgt::start(&needs)?)),
         };
         Ok(Started { point, means, target_cpus: target.to_vec(), host_cpus, own_bed })
+    }
+
+    /// The kernel's target, which runs already.
+    fn kernel(&self, settings: &LoadSettings) -> Result<Running, String> {
+        let options = self.options;
+        let over_rdma = settings.protocol == Protocol::NvmeRdma;
+        let (named, option) = match over_rdma {
+            true => (&options.nvmet_rdma, "--nvmet-rdma"),
+            false => (&options.nvmet, "--nvmet"),
+        };
+        let (address, nqn) = named
+            .clone()
+            .ok_or_else(|| format!("there is no kernel target: name it by {option}"))?;
+        let rdma = over_rdma.then(|| options.rdma.find()).transpose()?;
+        Ok(Running { address, nqn, rdma })
     }
 
     /// The link of a series that has one of its own.
@@ -224,8 +235,14 @@ impl ColumnRun<'_> {
         let bytes = u64::from(settings.memory_mib) << 20;
         let file = crate::subject::TemporaryFile::filled_in(&folder, bytes)?;
         let ring = Ring::open(file.path(), polls, job).and_then(|mut ring| {
-            ring.run(&LocalJob { ramp: Duration::ZERO, time: PROBE, ..*job }, &|| false)?;
-            Ok(ring)
+            let mut time = PROBE;
+            loop {
+                let done = ring.run(&LocalJob { ramp: Duration::ZERO, time, ..*job }, &|| false)?;
+                if done.read.count() + done.write.count() > 0 || time >= PROBE_MAX {
+                    return Ok(ring);
+                }
+                time *= 2;
+            }
         });
         ring.map_err(|error| error.to_string())
     }
@@ -438,7 +455,8 @@ impl ColumnRun<'_> {
         let window = since.elapsed();
         let costs = Sample::now(process, &series.target_cpus).since(&before);
         let mut disturbance = Machine::now().since(&machine);
-        if process.is_some() || self.options.target.is_some() || self.options.nvmet.is_some() {
+        let named = [&self.options.target, &self.options.nvmet, &self.options.nvmet_rdma];
+        if process.is_some() || named.iter().any(|target| target.is_some()) {
             // The target is another process: its usage is part of the measurement.
             disturbance.foreign_percent = 0.0;
         }

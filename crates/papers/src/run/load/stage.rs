@@ -6,7 +6,7 @@ use std::time::Duration;
 use raceline_bench::Batch;
 use raceline_bench::runner::stage::{Cpus, FileSpec, JobSpec, Route, StageConfig};
 use raceline_bench::workload::RwMode;
-use raceline_host::{HostConfig, I10Config, Transport};
+use raceline_host::{HostConfig, I10Config};
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::{Backend, Mode};
 
@@ -115,10 +115,8 @@ pub(super) fn config(
 fn host(settings: &LoadSettings, subject: &dyn Subject, nqn: &Nqn) -> HostConfig {
     let address = subject.address();
     let mut usual = HostConfig::new(address, nqn.clone(), name(HOST), HOST_ID);
-    if let Some(devices) = subject.rdma_devices() {
-        usual.transport = Transport::Rdma;
-        usual.source = Some(address.ip());
-        usual.rdma_devices = devices;
+    if let Some(rdma) = subject.rdma() {
+        usual = rdma.reaching(usual);
     }
     let connections = settings.total_connections();
     let (io_queues, write_queues) = match settings.maps {

@@ -50,6 +50,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
             }
         }
     }
+    check_families(args)?;
     limits::raise_file_descriptors();
     let interrupt = Interrupt::catch().map_err(Failure::runtime)?;
     let distances = match effort(args) {
@@ -84,6 +85,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         [] => Ok(()),
         failures => Err(Failure::runtime(failures.join("; "))),
     }
+}
+
+/// A device is reached from an address of the same kind as the target's.
+fn check_families(args: &RunArgs) -> Result<(), Failure> {
+    let (Some(here), Some((target, _))) = (args.rdma, &args.nvmet_rdma) else { return Ok(()) };
+    if here.is_ipv4() == target.is_ipv4() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "--nvmet-rdma: {target} cannot be reached from {here}, which --rdma names: one is an IPv4 address and the other an \
+         IPv6 address; name two of one kind"
+    )))
 }
 
 /// The CPUs to use.
@@ -158,6 +171,7 @@ impl Shared<'_> {
             spdk: self.args.spdk.clone(),
             target: self.args.target.clone(),
             nvmet: self.args.nvmet.clone(),
+            nvmet_rdma: self.args.nvmet_rdma.clone(),
             rdma: RdmaSource::at(self.args.rdma),
             agent: std::env::current_exe().ok(),
             engine,

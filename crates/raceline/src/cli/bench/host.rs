@@ -93,7 +93,12 @@ impl From<CaseChoice> for Case {
 /// `ADDR:PORT,NQN`.
 pub(super) fn target(text: &str) -> Result<(SocketAddr, Nqn), String> {
     let parts = text.split_once(',').and_then(|(at, nqn)| Some((at.parse().ok()?, nqn)));
-    let (address, nqn) =
+    let (address, nqn): (SocketAddr, _) =
         parts.ok_or("a target is written ADDR:PORT,NQN, as in 10.0.0.2:4420,NQN")?;
+    if address.ip().is_unspecified() || address.port() == 0 {
+        return Err(format!(
+            "nobody can connect to {address}: name the address and port at which the target listens"
+        ));
+    }
     Ok((address, values::nqn(nqn)?))
 }

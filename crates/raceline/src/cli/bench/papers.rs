@@ -48,7 +48,8 @@ command is given again. What the machine lacks is listed in the record, with wha
 
 Examples: raceline bench run all --quick
           raceline bench run ADQ-F6 CH-T2 --out results
-          raceline bench run CH-F2 --spdk ~/spdk")]
+          raceline bench run CH-F2 --spdk ~/spdk
+          raceline bench run CH-F1 --rdma 192.0.2.1 --nvmet-rdma 192.0.2.2:4420,NQN")]
 pub(crate) struct RunArgs {
     /// The experiments, or `all`; those of --file if none is named
     #[arg(value_name = "ID", required_unless_present = "file")]
@@ -85,6 +86,11 @@ pub(crate) struct RunArgs {
     /// A namespace of up to 1 MiB per command that the kernel's target exports: it is measured, too
     #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
     pub(crate) nvmet: Option<(SocketAddr, Nqn)>,
+
+    /// The same over RDMA, reached by the device of --rdma
+    #[arg(long, value_name = "ADDR:PORT,NQN", value_parser = target, help_heading = "Subjects")]
+    #[arg(requires = "rdma")]
+    pub(crate) nvmet_rdma: Option<(SocketAddr, Nqn)>,
 
     /// The address of an interface of this machine that has an RDMA device: NVMe/RDMA takes part in CONVERGED, CH-F1,
     /// CH-F2 and CH-T2
