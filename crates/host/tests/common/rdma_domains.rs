@@ -227,7 +227,10 @@ fn who_waits_for_memory_goes_on_after_a_queue_was_dropped() {
     served.shared.holds_io.store(false, Ordering::Relaxed);
     host.channels[0] = None;
     network.refuse_memory(false);
+    let start = Instant::now();
     assert_eq!(host.end_of(1).unwrap(), [0; LEN]);
+    // A timer of the connecting queue, after LIMIT, would wake it at the latest.
+    assert!(start.elapsed() < LIMIT / 2, "it has waited for {:?}", start.elapsed());
     host.close();
     served.finish();
 }
