@@ -78,6 +78,9 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
             assert_eq!(all[0]["trtype"], "RDMA", "{all}");
             assert_eq!((&all[0]["max_srq_depth"], &all[0]["no_srq"]), (&json!(512), &json!(true)));
             assert_eq!(all[0]["zcopy"], true, "{all}");
+            for of_tcp in ["sock_priority", "c2h_success"] {
+                assert_eq!(all[0][of_tcp], Value::Null, "{all}");
+            }
             let stats = daemon.call("nvmf_get_stats", json!({})).unwrap();
             let transports = &stats["poll_groups"][0]["transports"];
             assert_eq!(transports[0]["trtype"], "TCP", "{stats}");
@@ -108,7 +111,8 @@ fn rdma_may_be_the_first_transport_or_the_only_one() {
     let create = "nvmf_create_transport";
     let rdma = json!({
         "trtype": "RDMA", "max_queue_depth": 64, "max_io_size": 131072, "num_cqe": 4096,
-        "acceptor_backlog": 100, "no_wr_batching": false, "max_qpairs_per_ctrlr": 9,
+        "acceptor_backlog": -1, "no_wr_batching": true, "max_qpairs_per_ctrlr": 9, "no_srq": true,
+        "kas": 5, "min_kato": 500, "abort_timeout_sec": 3,
     });
     if let Err(error) = daemon.call(create, rdma) {
         assert!(error.contains("install Debian's packages"), "{error}");
@@ -117,7 +121,16 @@ fn rdma_may_be_the_first_transport_or_the_only_one() {
     let all = daemon.call("nvmf_get_transports", json!({})).unwrap();
     assert_eq!((all.as_array().unwrap().len(), &all[0]["trtype"]), (1, &json!("RDMA")), "{all}");
     assert_eq!((&all[0]["max_queue_depth"], &all[0]["max_io_size"]), (&json!(64), &json!(131072)));
-    assert_eq!(all[0]["max_io_qpairs_per_ctrlr"], 8, "{all}");
+    // The members that SPDK shows of RDMA, and none of TCP alone.
+    let shown = json!([{
+        "trtype": "RDMA", "max_queue_depth": 64, "max_io_qpairs_per_ctrlr": 8,
+        "in_capsule_data_size": 4096, "max_io_size": 131072, "max_aq_depth": 128,
+        "iobuf_small_cache_size": 0, "iobuf_large_cache_size": 0, "dif_insert_or_strip": false,
+        "zcopy": false, "max_srq_depth": 4096, "no_srq": true, "num_cqe": 4096,
+        "acceptor_backlog": 100, "no_wr_batching": true, "abort_timeout_sec": 3, "ack_timeout": 0,
+        "data_wr_pool_size": 4095, "disable_command_passthru": false, "kas": 5, "min_kato": 500,
+    }]);
+    assert_eq!(all, shown);
     let subsystem = json!({ "nqn": NQN, "serial_number": "SPDK1", "allow_any_host": true });
     daemon.call("nvmf_create_subsystem", subsystem).unwrap();
     let listener = json!({ "nqn": NQN, "listen_address": address("0") });
@@ -129,7 +142,7 @@ fn rdma_may_be_the_first_transport_or_the_only_one() {
         let queues = json!(8);
         json!({
             "trtype": "TCP", "max_queue_depth": depth, "max_io_size": 131072,
-            "max_io_qpairs_per_ctrlr": queues,
+            "max_io_qpairs_per_ctrlr": queues, "kas": 5, "min_kato": 500,
         })
     };
     let other = daemon.call(create, tcp(128)).unwrap_err();
@@ -160,6 +173,8 @@ fn rdma_has_no_other_limits_than_tcp() {
         ("in_capsule_data_size", 2048),
         ("max_io_size", 131_072),
         ("max_aq_depth", 64),
+        ("kas", 5),
+        ("min_kato", 500),
     ] {
         let mut params = json!({ "trtype": "RDMA" });
         params[name] = value.into();

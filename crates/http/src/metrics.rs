@@ -15,6 +15,7 @@ mod latencies;
 mod listeners;
 mod process;
 mod protobuf;
+mod rdma;
 mod subsystems;
 pub(crate) mod text;
 mod values;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 
 use raceline_control::manager::Manager;
 use raceline_control::manager::nvmf::NvmfTarget;
-use raceline_target::Target;
+use raceline_target::{RdmaStreams, Target};
 
 use crate::server::Counts;
 use text::{Form, Labels, Names, Text, Value};
@@ -58,6 +59,8 @@ struct Running {
     name: String,
     cpus: Vec<usize>,
     target: Arc<Target>,
+    /// What carries its RDMA listeners, if it has that transport.
+    rdma: Option<Arc<RdmaStreams>>,
 }
 
 /// The text of everything.
@@ -82,6 +85,7 @@ pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names
     subsystems::write(&mut text, &subsystems, &running, &mut left_out);
     hosts::write(&mut text, &running, &mut left_out);
     iscsi::write(&mut text, &running, &mut left_out);
+    rdma::write(&mut text, &running, &mut left_out);
     attached::write(&mut text, &attached);
     let label = |kind: &str| Labels::new(&[("kind", kind)]);
     let samples = left_out.0.iter().map(|(kind, count)| (label(kind), Value::from(*count)));
@@ -105,5 +109,6 @@ fn running((name, target): (&String, &NvmfTarget)) -> Option<Running> {
         name: name.clone(),
         cpus: running.cpus.clone(),
         target: Arc::clone(&running.target),
+        rdma: target.rdma.clone(),
     })
 }

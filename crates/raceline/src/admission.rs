@@ -9,7 +9,7 @@ use raceline_target::Keys;
 use raceline_tls::Offload;
 
 use crate::cli::export::ExportArgs;
-use crate::cli::values::DEFAULT_PORT;
+use crate::cli::values::{DEFAULT_PORT, Listen};
 use crate::failure::Failure;
 use crate::{export_key, secrets};
 
@@ -24,6 +24,8 @@ pub(crate) struct Admission {
     pub(crate) listen: Vec<SocketAddr>,
     /// Those of them that are for RDMA.
     pub(crate) rdma: Vec<SocketAddr>,
+    /// Those for TCP. An address can be for both.
+    pub(crate) tcp: Vec<SocketAddr>,
     /// The hosts that may connect; `None`: any host.
     pub(crate) hosts: Option<Vec<Nqn>>,
     /// The secrets by which these hosts and the controller prove themselves; `None`: nobody has to.
@@ -46,19 +48,21 @@ impl Admission {
     /// # Errors
     /// When the addresses need options that are missing; the error names the options and the reason.
     pub(crate) fn check(args: &ExportArgs) -> Result<Self, Failure> {
-        let listen: Vec<SocketAddr> = match args.listen.is_empty() {
-            true => vec![DEFAULT_LISTEN],
-            false => args.listen.iter().map(|listen| listen.address).collect(),
+        let all: Vec<Listen> = match args.listen.is_empty() {
+            true => vec![Listen { address: DEFAULT_LISTEN, is_rdma: false }],
+            false => args.listen.clone(),
         };
-        let rdma = args.listen.iter().filter(|listen| listen.is_rdma);
-        let rdma: Vec<SocketAddr> = rdma.map(|listen| listen.address).collect();
+        let of = |is_rdma| all.iter().filter(move |listen| listen.is_rdma == is_rdma);
+        let addresses = |is_rdma| of(is_rdma).map(|listen| listen.address).collect();
+        let (rdma, tcp): (Vec<SocketAddr>, Vec<SocketAddr>) = (addresses(true), addresses(false));
         check_rdma(&rdma, args)?;
-        for (index, address) in listen.iter().enumerate() {
-            if address.port() != 0 && listen[..index].contains(address) {
-                return Err(Failure::usage(format!("-l {address} is there twice")));
+        for (index, listen) in all.iter().enumerate() {
+            if listen.address.port() != 0 && all[..index].contains(listen) {
+                return Err(Failure::usage(format!("-l {listen} is there twice")));
             }
-            check_address(*address, args)?;
+            check_address(listen.address, args)?;
         }
+        let listen: Vec<SocketAddr> = all.iter().map(|listen| listen.address).collect();
         let hosts = (!args.hosts.is_empty()).then(|| args.hosts.clone());
         let keys = keys(args)?;
         check_tls(args)?;
@@ -67,7 +71,7 @@ impl Admission {
         let (tls, concat) = (args.tls || args.tls_psk.is_some(), args.concat);
         let local_only = listen.iter().all(|address| is_local(address.ip()));
         let offload = Offload::decide(args.ktls).map_err(Failure::runtime)?;
-        Ok(Self { listen, rdma, hosts, keys, tls_key, tls, concat, offload, local_only })
+        Ok(Self { listen, rdma, tcp, hosts, keys, tls_key, tls, concat, offload, local_only })
     }
 
     /// Whether all that follows an authentication at most is encrypted.
@@ -214,8 +218,17 @@ mod tests {
     fn rdma_has_no_tls() {
         let admission = check("-l rdma://127.0.0.1:4421 -l 127.0.0.1:4420").unwrap();
         assert_eq!((admission.listen.len(), admission.rdma.len()), (2, 1));
+        // One address for both, as converged networks have it, but neither twice.
+        let both = check("-l rdma://127.0.0.1 -l 127.0.0.1:4420").unwrap();
+        assert_eq!((both.listen.len(), both.rdma.len(), both.tcp.len()), (2, 1, 1));
+        assert_eq!(both.rdma, both.tcp);
         for (options, culprit) in [
             ("-l rdma://127.0.0.1:0", "needs a port"),
+            ("-l rdma://127.0.0.1:1 -l rdma://127.0.0.1:1", "-l rdma://127.0.0.1:1 is there twice"),
+            (
+                "-l 127.0.0.1:1 -l rdma://127.0.0.1:1 -l 127.0.0.1:1",
+                "-l 127.0.0.1:1 is there twice",
+            ),
             ("-l rdma://127.0.0.1:1 --tls", "TLS is for TCP"),
             ("-l rdma://127.0.0.1:1 --iscsi", "--iscsi-listen"),
             ("-l rdma://192.0.2.1 --allow-any-host", "--insecure"),

@@ -405,9 +405,9 @@ fn set_up(
             uuid: Uuid::from_bytes(uuid),
         });
     }
-    let mut listeners = Vec::with_capacity(admission.listen.len());
+    let mut listeners = Vec::with_capacity(admission.tcp.len());
     let rdma = Vec::new();
-    for &address in admission.listen.iter().filter(|address| !admission.rdma.contains(address)) {
+    for &address in &admission.tcp {
         let listening =
             Target::listen_after_restart(|| target.add_listener_with(address, streams.cloned()));
         listeners.push(listening.map_err(|error| listen_failure(&error, "-l"))?);
@@ -598,6 +598,7 @@ mod tests {
         let admission = Admission {
             listen: Vec::new(),
             rdma: Vec::new(),
+            tcp: Vec::new(),
             hosts: None,
             keys: None,
             tls_key: None,

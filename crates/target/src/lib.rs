@@ -98,7 +98,7 @@ pub use changes::iscsi_config::{
     InitiatorPattern, IscsiError, IscsiSettings, LunConfig, MAX_ISCSI_QUEUE_DEPTH, MAX_LUN,
     Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
-pub use changes::listeners::Entrance;
+pub use changes::listeners::{Entrance, ListenerAt};
 pub use changes::manual::{ManualCore, ReserverProgress};
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};

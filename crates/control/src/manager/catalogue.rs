@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::ManagerError;
+use super::nvmf::{RDMA, RDMA_SCHEME};
 
 /// The parts of a configuration, by SPDK's names; in the order in which they are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -138,6 +139,37 @@ impl Key {
         &self.0
     }
 
+    /// The part that is the address of a listener or of a referral.
+    fn address_part(&mut self) -> Option<&mut String> {
+        match self.0.as_mut_slice() {
+            [.., kind, address] if kind == "listener" => Some(address),
+            [_, _, kind, address, _] if kind == "referral" => Some(address),
+            _ => None,
+        }
+    }
+
+    /// The name of an entry as this version has it. Earlier ones named listeners and referrals for RDMA by their address
+    /// alone, which those for TCP can have as well.
+    fn renewed(mut self, entry: &Entry) -> Self {
+        let members = ["listen_address", "address"];
+        let address = members.iter().find_map(|member| entry.params.get(member));
+        let is_rdma = address.and_then(|it| it.get("trtype")).is_some_and(|it| it == RDMA);
+        if is_rdma
+            && let Some(part) = self.address_part()
+            && !part.starts_with(RDMA_SCHEME)
+        {
+            part.insert_str(0, RDMA_SCHEME);
+        }
+        self
+    }
+
+    /// The name that an entry for RDMA has now which an earlier version gave this name.
+    fn for_rdma(&self) -> Option<Self> {
+        let mut key = self.clone();
+        key.address_part()?.insert_str(0, RDMA_SCHEME);
+        Some(key)
+    }
+
     fn begins_with(&self, other: &Self) -> bool {
         self.0.starts_with(&other.0)
     }
@@ -219,8 +251,12 @@ impl Catalogue {
     /// Applies a record.
     pub fn apply(&mut self, record: Record) {
         match record {
-            Record::Put { key, entry } => self.put(key, entry),
-            Record::Remove { key } => self.remove(&key),
+            Record::Put { key, entry } => self.put(key.renewed(&entry), entry),
+            // An earlier version recorded so that it removed what is for RDMA: then there was nothing for TCP.
+            Record::Remove { key } => match self.get(&key) {
+                None => self.remove(&key.for_rdma().unwrap_or(key)),
+                Some(_) => self.remove(&key),
+            },
         }
     }
 
@@ -375,6 +411,36 @@ mod tests {
         catalogue.apply(put(&["subsystem", "a"], 6));
         assert_eq!(values(&catalogue), [5, 4, 6]);
         assert_eq!(catalogue.len(), 3);
+    }
+
+    /// What an earlier version has recorded of listeners for RDMA is read as this version records it.
+    #[test]
+    fn listeners_for_rdma_have_names_of_their_own() {
+        let listener = |name: &str, trtype: &str| {
+            let address = serde_json::json!({ "trtype": trtype, "traddr": "192.0.2.1" });
+            let params = serde_json::json!({ "listen_address": address });
+            let entry = Entry { section: Section::Nvmf, method: "m".to_owned(), params };
+            Record::Put { key: Key::new(&["subsystem", "a", "listener", name]), entry }
+        };
+        let names = |catalogue: &Catalogue| -> Vec<String> {
+            catalogue.entries().map(|(key, _)| key.parts()[3].clone()).collect()
+        };
+        let (plain, own) = ("192.0.2.1:4420", "rdma://192.0.2.1:4420");
+        let removal =
+            |name| Record::Remove { key: Key::new(&["subsystem", "a", "listener", name]) };
+        let of_before = [listener(plain, "RDMA"), removal(plain), listener(plain, "RDMA")];
+        let mut catalogue = Catalogue::default();
+        of_before.into_iter().for_each(|record| catalogue.apply(record));
+        assert_eq!(names(&catalogue), [own]);
+        catalogue.apply(listener(plain, "TCP"));
+        assert_eq!(names(&catalogue), [own, plain]);
+        let mut other = catalogue.clone();
+        other.apply(removal(plain));
+        assert_eq!(names(&other), [own]);
+        other.apply(removal(plain));
+        assert_eq!(names(&other), [""; 0]);
+        catalogue.apply(removal(own));
+        assert_eq!(names(&catalogue), [plain]);
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub(super) use change::{entry, key};
 pub use hosts::{AllowedHost, HostKeys, KeyNames, Overlap};
 pub use level::PortLevel;
 pub use listener::ListenAddress;
+pub(crate) use listener::{RDMA, RDMA_SCHEME};
 pub(crate) use live::stop;
 pub use pool::{Pool, PoolNamespaceParams, PoolParams};
 pub use referral::Referral;
@@ -269,6 +270,45 @@ pub struct RdmaOptions {
     pub no_srq: bool,
     /// Devices read namespaces in memory where they are, which pins that memory.
     pub zcopy: bool,
+    /// What the call says that changes nothing here.
+    pub shown: RdmaShown,
+}
+
+/// Parameters of SPDK's for the transport RDMA that are kept and shown, and change nothing here. The defaults are SPDK's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RdmaShown {
+    /// Completions of a queue that is not shared; shown with `no_srq` only.
+    pub num_cqe: i32,
+    /// Requests for queues that wait; 0 and less stand for the default.
+    pub acceptor_backlog: i32,
+    /// Work requests are posted one by one.
+    pub no_wr_batching: bool,
+    /// The time for an Abort in seconds.
+    pub abort_timeout_sec: u32,
+    /// The acknowledgement timeout of queue pairs.
+    pub ack_timeout: u32,
+    /// Work requests for data, of all queues.
+    pub data_wr_pool_size: u32,
+    /// Small buffers that each core keeps.
+    pub iobuf_small_cache_size: u32,
+    /// Large buffers that each core keeps.
+    pub iobuf_large_cache_size: u32,
+}
+
+impl Default for RdmaShown {
+    fn default() -> Self {
+        Self {
+            num_cqe: 4096,
+            acceptor_backlog: 100,
+            no_wr_batching: false,
+            abort_timeout_sec: 1,
+            ack_timeout: 0,
+            data_wr_pool_size: 4095,
+            iobuf_small_cache_size: 0,
+            iobuf_large_cache_size: 0,
+        }
+    }
 }
 
 /// Limits that a call names for the transport RDMA; `None`: those of TCP hold, or its defaults.
@@ -289,6 +329,12 @@ pub struct RdmaLimits {
     /// Entries of the admin queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_aq_depth: Option<u16>,
+    /// Granularity of keep alive timeouts in 100 ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kas: Option<u16>,
+    /// The least keep alive timeout in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_kato: Option<u32>,
 }
 
 impl RdmaLimits {
@@ -305,6 +351,8 @@ impl RdmaLimits {
             in_capsule_data_size: in_capsule.min(max_io_size),
             max_io_size,
             max_aq_depth: self.max_aq_depth.unwrap_or(usual.max_aq_depth),
+            kas: self.kas.unwrap_or(usual.kas),
+            min_kato: self.min_kato.unwrap_or(usual.min_kato),
             ..usual
         }
     }
@@ -334,6 +382,8 @@ impl RdmaLimits {
             ),
             ("max_io_size", self.max_io_size.is_some(), (own.max_io_size, tcp.max_io_size)),
             ("max_aq_depth", self.max_aq_depth.is_some(), pair(own.max_aq_depth, tcp.max_aq_depth)),
+            ("kas", self.kas.is_some(), pair(own.kas, tcp.kas)),
+            ("min_kato", self.min_kato.is_some(), (own.min_kato, tcp.min_kato)),
         ];
         let other = all.into_iter().find(|(_, is_named, (own, tcp))| *is_named && own != tcp);
         let Some((name, _, (own, tcp))) = other else { return Ok(()) };
@@ -381,6 +431,7 @@ impl super::Manager {
             max_srq_depth: depth.unwrap_or(raceline_target::SHARED_RECEIVES),
             no_srq: params["no_srq"].as_bool().unwrap_or(false),
             zcopy: params["zcopy"].as_bool().unwrap_or(false),
+            shown: RdmaShown::deserialize(params).unwrap_or_default(),
         })
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use crate::manager::nvmf::{RDMA, RDMA_SCHEME};
 use crate::state::Call;
 
 /// The object that a call makes.
@@ -619,8 +620,11 @@ impl<'a> Params<'a> {
         call
     }
 
+    /// As the command line spells it: TCP and RDMA can have the same address.
     fn address(&self) -> String {
-        format!("{}:{}", self.text("traddr"), self.text("trsvcid"))
+        let is_rdma = self.text("trtype").eq_ignore_ascii_case(RDMA);
+        let scheme = if is_rdma { RDMA_SCHEME } else { "" };
+        format!("{scheme}{}:{}", self.text("traddr"), self.text("trsvcid"))
     }
 
     fn setting_key(&self) -> Vec<String> {

@@ -105,6 +105,21 @@ fn differences_say_what_and_where() {
     assert_eq!(text, expected);
 }
 
+/// TCP and RDMA can listen at one address.
+#[test]
+fn listeners_of_two_transports_are_two_objects() {
+    let mut rdma = port("a", "4420");
+    rdma.params.as_mut().unwrap()["listen_address"]["trtype"] = "RDMA".into();
+    let is = sample();
+    let mut wanted = sample();
+    wanted.push(rdma);
+    let text: Vec<String> =
+        contents(&is).differences(&contents(&wanted)).iter().map(ToString::to_string).collect();
+    assert_eq!(text, ["+ subsystem a port rdma://127.0.0.1:4420"]);
+    assert_eq!(plan(&is, &wanted), ["nvmf_subsystem_add_listener a"]);
+    assert_eq!(plan(&wanted, &is), ["nvmf_subsystem_remove_listener a"]);
+}
+
 #[test]
 fn what_is_equal_is_not_touched() {
     let mut wanted = sample();

@@ -4,6 +4,7 @@ mod authentication;
 mod caller;
 mod core;
 mod fused;
+mod paths;
 mod reexport;
 mod shared;
 mod waiting;

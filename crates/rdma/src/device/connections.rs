@@ -553,7 +553,7 @@ impl SocketBytes {
 #[cfg(test)]
 mod tests {
     use super::super::removal;
-    use super::super::stub::{library, open, stub, tell};
+    use super::super::stub::{library, open, stub, tell, tell_with};
     use super::*;
     use crate::verbs::DomainId;
 
@@ -668,6 +668,77 @@ mod tests {
         tell(id, kind::REJECTED, -libc::ECONNREFUSED);
         let reason = Rejection::Manager(-libc::ECONNREFUSED);
         assert_eq!(device.take_event(), Some(Event::Rejected { connection, reason }));
+    }
+
+    /// The numbers are those of `enum rdma_cm_event_type`. 5 and 12 to 15 but for a change of the address say nothing that
+    /// a queue heeds, nor does a number that is not known.
+    #[test]
+    fn every_event_of_a_connection_is_understood() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        let failed = |why| Some(Event::Failed { connection, why });
+        for (number, expected) in [
+            (1, failed("resolving the address")),
+            (2, Some(Event::Resolved(connection))),
+            (3, failed("resolving the route")),
+            (5, None),
+            (6, failed("connecting")),
+            (7, failed("reaching the peer")),
+            (10, Some(Event::Disconnected(connection))),
+            (12, None),
+            (13, None),
+            (14, Some(Event::Disconnected(connection))),
+            (15, None),
+            (16, None),
+        ] {
+            tell_with(id, number, -libc::ETIMEDOUT, b"not theirs");
+            assert_eq!(device.take_event(), expected, "event {number}");
+        }
+        // Nothing is said of an identifier that is not in the table.
+        let other = device.create_id().unwrap();
+        (0..=16).filter(|number| ![4, 11].contains(number)).for_each(|it| tell(other, it, 0));
+        assert_eq!(device.take_event(), None);
+    }
+
+    #[test]
+    fn an_address_is_reached_by_this_device_or_not_at_all() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        tell(id, kind::ADDR_RESOLVED, 0);
+        let elsewhere = Event::Failed { connection, why: "reaching the target by this device" };
+        assert_eq!(device.take_event(), Some(elsewhere), "it is at no device");
+        // SAFETY: the test's own identifier, and the context of its device.
+        unsafe { (*id).verbs = device.context };
+        tell(id, kind::ADDR_RESOLVED, 0);
+        assert_eq!((device.take_event(), stub(|stub| stub.routes)), (None, 1));
+        stub(|stub| stub.route = -1);
+        tell(id, kind::ADDR_RESOLVED, 0);
+        let failed = Event::Failed { connection, why: "resolving the route" };
+        assert_eq!(device.take_event(), Some(failed));
+    }
+
+    #[test]
+    fn private_data_come_with_an_answer_of_a_program() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        let data = b"four".to_vec();
+        tell_with(id, kind::ESTABLISHED, 0, b"four");
+        let established = Event::Established { connection, private: data.clone() };
+        assert_eq!(device.take_event(), Some(established));
+        for (status, reason) in [
+            (10, Rejection::Stale),
+            (28, Rejection::Consumer(data.clone())),
+            (-libc::ECONNREFUSED, Rejection::Consumer(data.clone())),
+            (libc::ECONNREFUSED, Rejection::Consumer(data)),
+            (8, Rejection::Manager(8)),
+        ] {
+            tell_with(id, kind::REJECTED, status, b"four");
+            let event = Event::Rejected { connection, reason };
+            assert_eq!(device.take_event(), Some(event), "status {status}");
+        }
     }
 
     /// Without an RDMA device this fails, and says why.

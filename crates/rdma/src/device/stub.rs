@@ -51,6 +51,10 @@ pub(super) struct Stub {
     /// News of the device that nobody has read, and how often some was acknowledged.
     alarms: VecDeque<AsyncEvent>,
     pub(super) acknowledged: usize,
+    /// What the search for a route answers.
+    pub(super) route: c_int,
+    /// How often one was searched for.
+    pub(super) routes: usize,
     events: VecDeque<*mut CmEvent>,
     context: Option<*mut VerbsContext>,
 }
@@ -81,6 +85,18 @@ pub(super) fn tell(id: *mut CmId, event: u32, status: c_int) {
     // SAFETY: it is alive until it is acknowledged, which frees nothing.
     unsafe { ((*said).id, (*said).event, (*said).status) = (id, event, status) };
     stub(|stub| stub.events.push_back(said));
+}
+
+/// The same, with private data.
+pub(super) fn tell_with(id: *mut CmId, event: u32, status: c_int, private: &'static [u8]) {
+    tell(id, event, status);
+    stub(|stub| {
+        let said = *stub.events.back().unwrap();
+        // SAFETY: `tell` has made it, and nobody has taken it.
+        let parameters = unsafe { &mut (*said).parameters };
+        parameters.private_data = private.as_ptr().cast();
+        parameters.private_data_len = u8::try_from(private.len()).unwrap();
+    });
 }
 
 fn fail(errno: c_int) -> c_int {
@@ -119,6 +135,7 @@ pub(super) fn library() -> &'static Functions {
         rdma_ack_cm_event,
         rdma_resolve_addr,
         rdma_connect,
+        rdma_resolve_route,
         rdma_accept,
         rdma_notify,
         ibv_modify_qp,
@@ -317,6 +334,13 @@ unsafe extern "C" fn rdma_connect(_: *mut CmId, parameters: *mut ConnectionParam
     let retries = unsafe { ((*parameters).retry_count, (*parameters).rnr_retry_count) };
     stub(|stub| stub.retries.push(retries));
     0
+}
+
+unsafe extern "C" fn rdma_resolve_route(_: *mut CmId, _: c_int) -> c_int {
+    stub(|stub| {
+        stub.routes += 1;
+        stub.route
+    })
 }
 
 unsafe extern "C" fn rdma_accept(_: *mut CmId, _: *mut ConnectionParameters) -> c_int {

@@ -1,7 +1,6 @@
 //! Changes of Asymmetric Namespace Access: the states of groups by listener, the group of a namespace.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Entry, State};
+use crate::changes::listeners::ListenerAt;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
@@ -65,12 +65,12 @@ impl Target {
     pub fn set_ana_state(
         &self,
         nqn: &Nqn,
-        address: SocketAddr,
+        at: impl Into<ListenerAt>,
         group: Option<u32>,
         ana: AnaState,
     ) -> Result<(), TargetError> {
         let mut state = self.control.lock();
-        let port_id = state.ana_port(nqn, address)?;
+        let port_id = state.ana_port(nqn, at.into())?;
         let groups = state.entry(nqn)?.ana_groups_named(group)?;
         let set = |entry: &mut Entry, wanted: AnaState| {
             if let Some(states) = &mut entry.ana {
@@ -114,10 +114,10 @@ impl Target {
     pub fn ana_states(
         &self,
         nqn: &Nqn,
-        address: SocketAddr,
+        at: impl Into<ListenerAt>,
     ) -> Result<Vec<(u32, AnaState)>, TargetError> {
         let mut state = self.control.lock();
-        let port_id = state.ana_port(nqn, address)?;
+        let port_id = state.ana_port(nqn, at.into())?;
         let entry = state.entry(nqn)?;
         let Some(ana) = &entry.ana else { return Ok(Vec::new()) };
         let mut groups: Vec<u32> =
@@ -130,16 +130,17 @@ impl Target {
 
 impl State {
     /// The listener at an address that leads to the subsystem, which reports ANA.
-    fn ana_port(&mut self, nqn: &Nqn, address: SocketAddr) -> Result<u16, TargetError> {
-        let listener = self.listeners.iter().find(|listener| listener.address == address).copied();
+    fn ana_port(&mut self, nqn: &Nqn, at: ListenerAt) -> Result<u16, TargetError> {
+        let found = self.listener_at(at).copied();
         let entry = self.entry(nqn)?;
         if entry.ana.is_none() {
             return Err(TargetError::NoAna(nqn.clone()));
         }
-        listener
-            .filter(|listener| listener.open || entry.ports.contains(&listener.port_id))
-            .map(|listener| listener.port_id)
-            .ok_or(TargetError::NoListener(address))
+        let listener = found?;
+        match listener.open || entry.ports.contains(&listener.port_id) {
+            true => Ok(listener.port_id),
+            false => Err(TargetError::NoListener(at.address)),
+        }
     }
 }
 

@@ -471,6 +471,9 @@ pub enum TargetError {
     /// There is no such listener.
     #[error("nothing listens on {0}")]
     NoListener(SocketAddr),
+    /// An address has two listeners, and the call does not say which one it means.
+    #[error("{0} has a listener for TCP and one for RDMA: name the transport")]
+    TwoListeners(SocketAddr),
     /// The subsystem reports no Asymmetric Namespace Access.
     #[error(
         "{0} reports no ANA: only a subsystem that was created with ANA reporting has ANA groups"

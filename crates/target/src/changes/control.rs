@@ -380,7 +380,7 @@ impl Control {
                 let port = (protocol, port_id);
                 let message = |reply| Message::Attend { address, port, streams, reply };
                 if let Err(error) = self.ask(core, message)? {
-                    self.close_listener(address)?;
+                    self.close_listener((protocol, port_id))?;
                     return Err(error);
                 }
             }
@@ -395,7 +395,7 @@ impl Control {
             match opened {
                 Ok(address) => real = address,
                 Err(error) => {
-                    self.close_listener(real)?;
+                    self.close_listener((protocol, port_id))?;
                     return Err(error);
                 }
             }
@@ -413,9 +413,9 @@ impl Control {
     }
 
     /// Closes the listener, first on the cores that listen, then on those that attend to its connections.
-    pub(crate) fn close_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
+    pub(crate) fn close_listener(&self, port: (Protocol, u16)) -> Result<(), TargetError> {
         for core in 0..self.shared.cores() {
-            self.ask(core, |reply| Message::CloseListener { address, reply })?;
+            self.ask(core, |reply| Message::CloseListener { port, reply })?;
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use raceline_proto::controller::Transport;
 use raceline_proto::nvme::feature::WriteProtection;
 use raceline_proto::nvme::{NamespaceId, Nqn, QueueId};
 use raceline_proto::reservation::Reservations;
@@ -278,8 +279,8 @@ impl Control {
 
     fn port_at(&self, address: SocketAddr) -> Option<u16> {
         let state = self.lock();
-        let listener = state.listeners.iter().find(|listener| listener.address == address);
-        listener.map(|listener| listener.port_id)
+        // Connections over RDMA are not handed over.
+        state.port_at((Transport::Tcp, address).into()).ok()
     }
 
     /// Hosts have been shown a generation of another process: the next one is above.

@@ -21,6 +21,7 @@ use crate::changes::iscsi_view::Lun;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
+use crate::records::names::Protocol;
 use crate::records::throttle::Throttle;
 use crate::records::unit::Unit;
 
@@ -179,12 +180,12 @@ impl Iscsi<'_> {
         let ports: Vec<u16> = wanted.iter().map(|_| state.iscsi.next_port_id()).collect();
         state.iscsi.portal_group(tag)?.ports.clone_from(&ports);
         self.target.control.publish(&mut state)?;
-        for (address, port_id) in wanted.iter().zip(ports) {
-            match self.target.control.open_portal(*address, port_id) {
+        for (address, port_id) in wanted.iter().zip(&ports) {
+            match self.target.control.open_portal(*address, *port_id) {
                 Ok(address) => real.push(address),
                 Err(error) => {
-                    for address in real {
-                        self.target.control.close_listener(address)?;
+                    for port_id in &ports[..real.len()] {
+                        self.target.control.close_listener((Protocol::Iscsi, *port_id))?;
                     }
                     state.iscsi.portal_group(tag)?.ports.clear();
                     self.target.control.publish(&mut state)?;
@@ -208,9 +209,8 @@ impl Iscsi<'_> {
             .iscsi
             .check_unused(|map| map.portal_group == tag, || format!("portal group {tag}"))?;
         let group = state.iscsi.view.portal_groups.remove(&tag);
-        let listening = group.filter(|group| !group.ports.is_empty());
-        for address in listening.iter().flat_map(|group| &group.config.portals) {
-            self.target.control.close_listener(*address)?;
+        for port_id in group.iter().flat_map(|group| &group.ports) {
+            self.target.control.close_listener((Protocol::Iscsi, *port_id))?;
         }
         self.target.control.publish(&mut state)
     }

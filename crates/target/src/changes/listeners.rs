@@ -24,9 +24,38 @@ pub struct Entrance {
     pub authentication: bool,
 }
 
+impl Entrance {
+    /// What carries the connections, as hosts know it.
+    fn transport(&self) -> Transport {
+        let is_rdma = self.streams.as_ref().is_some_and(|streams| streams.is_rdma());
+        if is_rdma { Transport::Rdma } else { Transport::Tcp }
+    }
+}
+
 impl From<Option<Arc<dyn StreamProvider>>> for Entrance {
     fn from(streams: Option<Arc<dyn StreamProvider>>) -> Self {
         Self { streams, authentication: false }
+    }
+}
+
+/// Where a listener is. TCP and RDMA can have one each at the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerAt {
+    /// The address as bound.
+    pub address: SocketAddr,
+    /// What carries its connections; `None`: whichever has the only listener at the address.
+    pub transport: Option<Transport>,
+}
+
+impl From<SocketAddr> for ListenerAt {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, transport: None }
+    }
+}
+
+impl From<(Transport, SocketAddr)> for ListenerAt {
+    fn from((transport, address): (Transport, SocketAddr)) -> Self {
+        Self { address, transport: Some(transport) }
     }
 }
 
@@ -81,7 +110,8 @@ impl Target {
         let entrance = entrance.into();
         let mut state = self.control.lock();
         state.check_entrance(address, &entrance)?;
-        match state.listeners.iter_mut().find(|listener| listener.address == address) {
+        let is_there = is_at((entrance.transport(), address).into());
+        match state.listeners.iter_mut().find(|listener| is_there(listener)) {
             Some(listener) if listener.open => {
                 let error = std::io::ErrorKind::AddrInUse.into();
                 Err(TargetError::Listen { address, error })
@@ -98,10 +128,10 @@ impl Target {
     /// Stops listening on an address, for all its users. Connections that came by it close.
     ///
     /// # Errors
-    /// When nothing listens there.
-    pub fn remove_listener(&self, address: SocketAddr) -> Result<(), TargetError> {
+    /// When nothing listens there, or two listeners do and no transport is named.
+    pub fn remove_listener(&self, at: impl Into<ListenerAt>) -> Result<(), TargetError> {
         let mut state = self.control.lock();
-        let port_id = state.port_at(address).ok_or(TargetError::NoListener(address))?;
+        let port_id = state.port_at(at.into())?;
         state.listeners.iter_mut().for_each(|l| l.open &= l.port_id != port_id);
         state.discovery_ports.retain(|id| *id != port_id);
         let users = state.subsystems.values().filter(|entry| entry.ports.contains(&port_id));
@@ -164,7 +194,8 @@ impl Target {
             state.entry(nqn)?;
         }
         state.check_entrance(address, &entrance)?;
-        let Some(port_id) = state.port_at(address) else {
+        let at = (entrance.transport(), address).into();
+        let Ok(port_id) = state.port_at(at) else {
             return self.listen(&mut state, (address, false), entrance, |state, port_id| {
                 self.use_port(state, nqn, (address, port_id), ana)
             });
@@ -178,22 +209,23 @@ impl Target {
     /// The target closes the socket when the address leads to nothing any more.
     ///
     /// # Errors
-    /// When there is no such subsystem, or it has no such listener.
+    /// When there is no such subsystem, it has no such listener, or two listeners are there and no transport is named.
     pub fn remove_subsystem_listener(
         &self,
         nqn: &Nqn,
-        address: SocketAddr,
+        at: impl Into<ListenerAt>,
     ) -> Result<(), TargetError> {
+        let at = at.into();
         let mut state = self.control.lock();
-        let port_id = state.port_at(address).ok_or(TargetError::NoListener(address))?;
+        let port_id = state.port_at(at)?;
         if nqn.is_discovery() {
             if !state.discovery_ports.contains(&port_id) {
-                return Err(TargetError::NoListener(address));
+                return Err(TargetError::NoListener(at.address));
             }
             state.discovery_ports.retain(|id| *id != port_id);
         } else {
             if !state.entry(nqn)?.ports.contains(&port_id) {
-                return Err(TargetError::NoListener(address));
+                return Err(TargetError::NoListener(at.address));
             }
             self.forget_port(&mut state, nqn, port_id)?;
         }
@@ -255,15 +287,15 @@ impl Target {
         &self,
         state: &mut State,
         (address, open): (SocketAddr, bool),
-        Entrance { streams, authentication }: Entrance,
+        entrance: Entrance,
         user: impl FnOnce(&mut State, u16) -> Result<(), TargetError>,
     ) -> Result<SocketAddr, TargetError> {
         let port_id = state.next_port_id();
+        let transport = entrance.transport();
+        let Entrance { streams, authentication } = entrance;
         let tls = streams.as_ref().is_some_and(|streams| streams.is_secure());
         let concatenates = streams.as_ref().is_some_and(|streams| streams.takes_plain());
         let security = Security { authentication, tls };
-        let is_rdma = streams.as_ref().is_some_and(|streams| streams.is_rdma());
-        let transport = if is_rdma { Transport::Rdma } else { Transport::Tcp };
         let listener = ListenerInfo { address, port_id, open, security, concatenates, transport };
         state.listeners.push(listener);
         if let Some(streams) = &streams {
@@ -355,27 +387,43 @@ impl Target {
             !(listener.open || used || state.discovery_ports.contains(&id))
         };
         let unused: Vec<ListenerInfo> = state.listeners.iter().filter(unused).copied().collect();
-        for ListenerInfo { address, port_id, .. } in unused {
+        for ListenerInfo { port_id, .. } in unused {
             state.listeners.retain(|listener| listener.port_id != port_id);
             state.streams.remove(&port_id);
-            self.control.close_listener(address)?;
+            self.control.close_listener((Protocol::Nvme, port_id))?;
         }
         Ok(())
     }
 }
 
 impl State {
-    /// The listener at an address, by its port id.
-    pub(crate) fn port_at(&self, address: SocketAddr) -> Option<u16> {
-        let listener = self.listeners.iter().find(|listener| listener.address == address)?;
-        Some(listener.port_id)
+    /// The listener at a place.
+    ///
+    /// # Errors
+    /// When there is none, or there are two and the place names no transport.
+    pub(crate) fn listener_at(&self, at: ListenerAt) -> Result<&ListenerInfo, TargetError> {
+        let is_there = is_at(at);
+        let mut found = self.listeners.iter().filter(|listener| is_there(listener));
+        match (found.next(), found.next()) {
+            (Some(listener), None) => Ok(listener),
+            (None, _) => Err(TargetError::NoListener(at.address)),
+            (Some(_), Some(_)) => Err(TargetError::TwoListeners(at.address)),
+        }
     }
 
-    /// Checks that a listener at this address has this provider and this level, if there is one: its connections must
+    /// The port id of the listener at a place.
+    ///
+    /// # Errors
+    /// As [`Self::listener_at`].
+    pub(crate) fn port_at(&self, at: ListenerAt) -> Result<u16, TargetError> {
+        Ok(self.listener_at(at)?.port_id)
+    }
+
+    /// Checks that a listener of this transport at this address has this provider and this level, if there is one: its connections must
     /// not be carried by another, nor need less.
     fn check_entrance(&self, address: SocketAddr, entrance: &Entrance) -> Result<(), TargetError> {
-        let found = self.listeners.iter().find(|listener| listener.address == address);
-        let Some(listener) = found else { return Ok(()) };
+        let at = (entrance.transport(), address).into();
+        let Ok(listener) = self.listener_at(at) else { return Ok(()) };
         let same_streams = match (self.streams.get(&listener.port_id), &entrance.streams) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),
             (own, other) => own.is_none() && other.is_none(),
@@ -387,6 +435,13 @@ impl State {
              another port";
         let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
         Err(TargetError::Listen { address, error })
+    }
+}
+
+/// Whether a listener is at a place.
+fn is_at(at: ListenerAt) -> impl Fn(&ListenerInfo) -> bool {
+    move |listener| {
+        listener.address == at.address && at.transport.is_none_or(|it| it == listener.transport)
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) enum Message {
     /// Control: turn once.
     Nudge,
     /// Control: stop listening.
-    CloseListener { address: SocketAddr, reply: Reply<()> },
+    CloseListener { port: (Protocol, u16), reply: Reply<()> },
     /// Control: open a device's channel, before any snapshot shows it.
     OpenDevice { id: DeviceId, bdev: SharedBdev, reply: Reply<Result<(), TargetError>> },
     /// Control: no snapshot shows the device any more; close it once it is quiet.

@@ -47,7 +47,6 @@ const MOVES_END: u32 = u32::MAX - 1;
 
 struct Listener {
     id: ListenerId,
-    address: SocketAddr,
     index: u32,
     port: (Protocol, u16),
     /// Carries the bytes of the connections that the kernel accepts; `None`: the kernel does, or the
@@ -492,8 +491,8 @@ impl Service for PollGroup {
             }
             // It has turned.
             Message::Nudge => {}
-            Message::CloseListener { address, reply } => {
-                self.close_listener(cx, address);
+            Message::CloseListener { port, reply } => {
+                self.close_listener(cx, port);
                 let _ = reply.send((self.core.index, ()));
             }
             Message::OpenDevice { id, bdev, reply } => {

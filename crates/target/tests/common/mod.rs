@@ -63,6 +63,9 @@ pub fn dial_from(source: [u8; 4], address: SocketAddr) -> std::io::Result<TcpStr
     Ok(socket.into())
 }
 
+/// PDUs that answer a read: its data, which say that it has succeeded.
+pub const ANSWERS_OF_A_READ: u64 = 1;
+
 /// One queue's connection.
 pub struct RawHost {
     pub stream: TcpStream,
@@ -91,6 +94,13 @@ impl RawHost {
     /// A socket with ICReq and ICResp exchanged.
     pub fn open(address: SocketAddr, wants: Wants) -> Self {
         let mut host = Self::dial(address, wants);
+        host.greet();
+        host
+    }
+
+    /// The same from this address of the machine.
+    pub fn open_from(source: [u8; 4], address: SocketAddr, wants: Wants) -> Self {
+        let mut host = Self::over(dial_from(source, address).unwrap(), wants);
         host.greet();
         host
     }

@@ -58,6 +58,9 @@ pub fn unlimited(_over_tcp: u64, here: u64) -> u64 {
     here
 }
 
+/// PDUs that answer a read: its data and its response, because RDMA has no response in the header of data.
+pub const ANSWERS_OF_A_READ: u64 = 2;
+
 /// Commands that a test of rates keeps under way for each that it keeps over TCP: every step of this network waits until a
 /// thread has its turn, several for each command.
 pub const DEEPER: usize = 4;
@@ -115,6 +118,13 @@ impl RawHost {
             checked: Instant::now(),
             heard: Vec::new(),
         }
+    }
+
+    /// The same with this address.
+    pub fn open_from(source: [u8; 4], address: SocketAddr, wants: Wants) -> Self {
+        let mut host = Self::open(address, wants);
+        host.port.provider().set_address(source.into());
+        host
     }
 
     /// Gets a queue pair for this queue.

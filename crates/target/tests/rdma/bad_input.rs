@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
 use raceline_proto::nvme::opcode::io;
-use raceline_proto::nvme::{ControllerId, QueueId, Sqe};
-use raceline_proto::rdma::{QueueRequest, RejectData, RejectStatus};
+use raceline_proto::nvme::{ControllerId, HostId, QueueId, Sqe};
+use raceline_proto::rdma::{KeyedBlock, QueueRequest, RejectData, RejectStatus};
 use raceline_rdma::fake::{FakeDevice, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, Rejection, SendWork,
@@ -16,7 +17,9 @@ use zerocopy::IntoBytes;
 
 use super::host::{Fabric, Host, PATIENCE};
 use super::{DATA, blocks, nobody_is_left, write_and_read};
-use crate::common::{RawHost, Wants, block_sqe, config, eventually, nqn, pattern, ram, status};
+use crate::common::{
+    RawHost, Wants, block_sqe, config, eventually, host_nqn, nqn, pattern, ram, status,
+};
 
 /// A target, and a host that keeps the rules.
 pub(super) struct Scene {
@@ -110,19 +113,25 @@ fn private_data_of_every_length() {
     for mut scene in Scene::of_each_profile(Duration::ZERO) {
         let mut device = scene.fabric.network.add_device();
         let whole = [&request()[..], &[0x5a; 24]].concat();
+        // RoCE pads them with zeroes to 56 bytes: 7 bytes say all that is not zero. iWARP gives them as they are.
+        let least = match scene.profile {
+            Profile::Roce => 7,
+            Profile::Iwarp => 32,
+        };
         for len in 0..=56 {
             let (id, answer) = ask(&mut device, scene.rdma, &whole[..len]);
             match answer {
                 Event::Rejected { reason: Rejection::Consumer(data), .. } => {
-                    // RoCE pads them with zeroes, so that other fields than the length are wrong.
+                    // With padding, other fields than the length are wrong.
                     let status = RejectData::parse(&data).unwrap();
+                    assert!(len < least, "{:?}: {len} bytes say enough: {status}", scene.profile);
                     assert!(
                         status == RejectStatus::Length || scene.profile == Profile::Roce,
                         "{len}: {status}"
                     );
                 }
                 Event::Established { .. } => {
-                    assert!(len >= 7, "{len} bytes do not say how large the queue is");
+                    assert!(len >= least, "{:?}: {len} bytes do not say enough", scene.profile);
                 }
                 other => panic!("{len}: {other:?}"),
             }
@@ -201,32 +210,64 @@ fn lengths_beyond_the_registration() {
     }
 }
 
+/// The target answers its Connect, and the answer never arrives: over RoCE the device sends it again until the target gives
+/// the queue up, over iWARP the connection ends at once.
 #[test]
 fn a_host_that_never_posts_receives() {
-    let mut scene = Scene::new(NetworkConfig::default());
-    let mut device = scene.fabric.network.add_device();
-    let memory = device.register(DomainId::OWN, 4096, Access::HOST_DATA).unwrap();
-    let (id, answer) = ask(&mut device, scene.rdma, &request());
-    assert!(matches!(answer, Event::Established { .. }), "{answer:?}");
-    // The target answers each of them, and no answer arrives.
-    let sqe = Sqe { flags: 0x40, ..Sqe::default() };
-    device.write(&memory, 0, sqe.as_bytes());
-    for n in 0..32 {
+    const STUCK_AFTER: Duration = Duration::from_secs(2);
+    for profile in [Profile::Roce, Profile::Iwarp] {
+        let config = config(1);
+        let rdma = RdmaConfig { stuck_after: STUCK_AFTER, ..RdmaConfig::of(&config) };
+        let mut scene =
+            Scene::of(NetworkConfig { profile, ..NetworkConfig::default() }, config, rdma);
+        let (mut host, mut device) =
+            (Host::new(&scene.fabric, scene.rdma), scene.fabric.network.add_device());
+        let (_admin, cntlid) = host.admin(&nqn(), 0);
+        let memory = device.register(DomainId::OWN, 4096, Access::HOST_DATA).unwrap();
+        let (id, answer) = ask(&mut device, scene.rdma, &request());
+        assert!(matches!(answer, Event::Established { .. }), "{answer:?}");
+        let data = ConnectData::new(HostId([7; 16]), cntlid, &nqn(), &host_nqn());
+        device.write(&memory, 1024, data.as_bytes());
+        let words = ConnectWords { qid: QueueId(1), sqsize: 31, ..ConnectWords::default() };
+        let block = KeyedBlock { address: memory.address + 1024, len: 1024, key: memory.rkey };
+        let sgl1 = block.descriptor(false);
+        let sqe = Sqe { flags: Sqe::PSDT_SGL, sgl1, ..words.to_sqe() };
+        device.write(&memory, 0, sqe.as_bytes());
+        let begun = Instant::now();
         let work = SendWork {
-            id: n,
+            id: 0,
             operation: Operation::Send { invalidate: None },
             local: memory.slice(0, 64),
             signalled: true,
             inline: true,
         };
         device.post_raw(id, work).unwrap();
+        let queues = |scene: &Scene| {
+            scene.target.queues(&nqn()).iter().filter(|queue| queue.cntlid == cntlid).count()
+        };
+        if profile == Profile::Roce {
+            eventually("the queue is connected", || queues(&scene) == 2);
+        }
+        // Others notice nothing meanwhile.
+        while let None = device.next_event() {
+            scene.goes_on();
+            assert!(begun.elapsed() < PATIENCE, "the queue has not ended");
+        }
+        let took = begun.elapsed();
+        match profile {
+            Profile::Roce => assert!(took >= STUCK_AFTER, "{took:?}"),
+            Profile::Iwarp => assert!(took < STUCK_AFTER, "{took:?}"),
+        }
+        eventually("the queue is gone", || queues(&scene) == 1);
+        host.turn();
+        assert_eq!(host.losses, [], "its controller lives");
+        device.destroy(id);
+        device.deregister(memory);
+        drop(host);
+        scene.fabric.network.cut_all();
+        scene.target.shutdown().unwrap();
+        scene.fabric.end();
     }
-    for _ in 0..20 {
-        scene.goes_on();
-    }
-    device.destroy(id);
-    device.deregister(memory);
-    scene.end();
 }
 
 #[test]
@@ -236,23 +277,37 @@ fn a_host_that_leaves_amid_rdma_reads() {
             let mut host = Host::new(&scene.fabric, scene.rdma);
             let (admin, cntlid) = host.admin(&nqn(), 0);
             let queue = host.io(cntlid, 1, 32);
-            let before = scene.fabric.devices()[0].counts.sends;
+            let counts = || scene.fabric.devices()[0].counts;
+            let before = counts();
+            scene.fabric.halt(true);
             for n in 0..16u32 {
                 let block = host.block(DATA + n * (64 << 10), 64 << 10);
                 let transfer = HostTransfer::Keyed { block, invalidate: false };
                 let slba = 4096 + u64::from(n) * 128;
                 host.submit(queue, &block_sqe(io::WRITE, 1, slba, 128), transfer);
             }
-            // Nothing but an RDMA READ is sent before there are data.
-            host.until("an RDMA READ", |_| {
-                (scene.fabric.devices()[0].counts.sends > before).then_some(())
-            });
+            // Nothing but an RDMA READ is sent before there are data. It stays under way, as nothing moves by itself.
+            let begun = Instant::now();
+            while counts().sends == before.sends {
+                assert!(begun.elapsed() < PATIENCE, "no RDMA READ");
+                scene.fabric.network.step();
+                host.turn();
+            }
+            let (now, taken) = (counts(), scene.target.queues(&nqn()));
+            let own = taken.iter().filter(|it| it.cntlid == cntlid && it.qid == QueueId(1));
+            let done = own.map(|queue| queue.totals.writes).sum::<u64>();
+            // A write that is complete has sent its READ and its response.
+            let under_way = now.sends - before.sends - 2 * done;
+            assert!(under_way > 0 && done < 16, "{under_way} READs are under way, {done} are done");
             if round % 2 == 0 {
+                host.port.close(queue, Instant::now());
+                scene.fabric.halt(false);
                 host.close(queue);
                 host.close(admin);
             } else {
                 host.port.provider().destroy(queue);
                 host.port.provider().destroy(admin);
+                scene.fabric.halt(false);
             }
             scene.goes_on();
         }
@@ -262,31 +317,63 @@ fn a_host_that_leaves_amid_rdma_reads() {
 
 #[test]
 fn a_storm_of_requests() {
-    let mut scene = Scene::new(NetworkConfig::default());
-    let mut host = Host::new(&scene.fabric, scene.rdma);
-    let address = scene.rdma;
-    for n in 0..600u16 {
-        let request = QueueRequest { qid: QueueId(n % 3), receives: 32, entries: 32, cntlid: None };
-        let config = ConnectConfig {
-            address,
-            source: None,
-            domain: DomainId::OWN,
-            request,
-            capsule_len: 64,
-        };
-        let id = host.port.connect(config, Instant::now()).unwrap();
-        // Some leave before they are answered, some never say Connect, some leave at once.
-        if n % 3 == 0 {
-            host.port.close(id, Instant::now());
+    const REQUESTS: usize = 600;
+    for mut scene in Scene::of_each_profile(Duration::ZERO) {
+        let mut host = Host::new(&scene.fabric, scene.rdma);
+        host.port.provider().set_address([192, 0, 2, 66].into());
+        let address = scene.rdma;
+        let mut left = 0;
+        for n in 0..REQUESTS {
+            let qid = QueueId(u16::try_from(n % 3).unwrap());
+            let request = QueueRequest { qid, receives: 32, entries: 32, cntlid: None };
+            let config = ConnectConfig {
+                address,
+                source: None,
+                domain: DomainId::OWN,
+                request,
+                capsule_len: 64,
+            };
+            let id = host.port.connect(config, Instant::now()).unwrap();
+            // Some leave before they are answered, some never say Connect, some leave at once.
+            if n % 3 == 0 {
+                host.port.close(id, Instant::now());
+                left += 1;
+            }
+            host.turn();
+            if n % 100 == 0 {
+                scene.goes_on();
+            }
+            // While the storm is there, a host with another address gets in.
+            if n % 200 == 199 {
+                come_in(&scene);
+            }
         }
-        host.turn();
-        if n % 100 == 0 {
-            scene.goes_on();
-        }
+        host.until("an answer to each request", |host| {
+            (host.answers().len() + left >= REQUESTS).then_some(())
+        });
+        let answers = host.answers();
+        let held = answers.iter().filter(|answer| answer.is_ok()).count();
+        let refused = answers.len() - held;
+        // One source has so many connections without Connect, and no more.
+        assert!(held > 0 && refused > 0, "{held} held, {refused} refused, {left} left");
+        assert!(held + refused + left >= REQUESTS, "{held} held, {refused} refused, {left} left");
+        scene.goes_on();
+        come_in(&scene);
+        scene.fabric.network.remove(host.port.provider());
+        eventually("nothing is left of the storm", || scene.target.stats().pre_connect == 0);
+        scene.end();
     }
-    scene.goes_on();
-    scene.fabric.network.remove(host.port.provider());
-    scene.end();
+}
+
+/// A new host connects a controller and a queue, uses both, and leaves.
+fn come_in(scene: &Scene) {
+    let mut host = Host::new(&scene.fabric, scene.rdma);
+    host.port.provider().set_address([192, 0, 2, 7].into());
+    let (admin, cntlid) = host.admin(&nqn(), 0);
+    let queue = host.io(cntlid, 1, 32);
+    write_and_read(&mut host, queue, 256, 4096);
+    host.close(queue);
+    host.close(admin);
 }
 
 #[test]

@@ -133,11 +133,20 @@ impl Fabric {
         streams: Arc<RdmaStreams>,
         device: SharedBdev,
     ) -> (Target, SocketAddr, SocketAddr) {
+        self.target_at(config, (streams, "127.0.0.1:4420".parse().unwrap()), device)
+    }
+
+    /// The same with another address for RDMA.
+    pub(crate) fn target_at(
+        &self,
+        config: TargetConfig,
+        (streams, address): (Arc<RdmaStreams>, SocketAddr),
+        device: SharedBdev,
+    ) -> (Target, SocketAddr, SocketAddr) {
         let target = Target::start(config).unwrap();
         target.add_subsystem(subsystem()).unwrap();
         target.add_namespace(&nqn(), namespace(device)).unwrap();
         let tcp = target.add_listener("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address: SocketAddr = "127.0.0.1:4420".parse().unwrap();
         let rdma = target.add_listener_with(address, Some(streams as _)).unwrap();
         assert_eq!(rdma, address);
         (target, tcp, rdma)
@@ -245,6 +254,12 @@ impl Host {
             Some(host.outcomes.remove(at).1)
         })?;
         Ok(id)
+    }
+
+    /// What has come of the requests for queues that nobody has waited for.
+    #[allow(dead_code, reason = "for the tests of bad input")]
+    pub(crate) fn answers(&self) -> Vec<Result<(), ConnectError>> {
+        self.outcomes.iter().map(|(_, outcome)| outcome.clone()).collect()
     }
 
     pub(crate) fn connect(

@@ -10,11 +10,13 @@ mod in_place;
 mod lines;
 mod lines_by_seed;
 mod lost_queue;
+mod one_port;
 mod removal;
 #[path = "../../../rdma/tests/pairs/wild.rs"]
 #[allow(dead_code, reason = "the tests of the crate use the rest of it")]
 mod wild;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use raceline_proto::nvme::discovery::DiscoveryEntry;
@@ -30,7 +32,7 @@ use raceline_target::{Target, TargetConfig};
 use zerocopy::FromBytes;
 
 use crate::common::{
-    RawHost, Wants, block_sqe, config, eventually, host_nqn, nqn, pattern, status,
+    RawHost, Wants, block_sqe, config, eventually, host_nqn, nqn, pattern, ram, status,
 };
 use host::{Fabric, Host};
 
@@ -74,7 +76,14 @@ fn each_kind(test: impl Fn(TargetConfig, NetworkConfig)) {
 fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
     each_kind(|config, network| {
         let fabric = Fabric::new(network);
-        let (target, tcp, rdma) = fabric.target(config);
+        // By IPv6 where the connections are those of iWARP.
+        let address = match network.profile {
+            Profile::Roce => "192.0.2.1:4420",
+            Profile::Iwarp => "[2001:db8::1]:4420",
+        };
+        let streams = fabric.streams(&config);
+        let at = (streams, address.parse().unwrap());
+        let (target, tcp, rdma) = fabric.target_at(config, at, ram("16M"));
         let mut host = Host::new(&fabric, rdma);
         let (admin, cntlid) = host.admin(&nqn(), 0);
         let (_tcp_admin, tcp_cntlid) = RawHost::admin(tcp, Wants::default());
@@ -315,8 +324,16 @@ fn an_rdma_host_without_keep_alive_is_lost() {
 
 #[test]
 fn the_discovery_log_names_rdma_listeners() {
+    // The listener for TCP is shown to those only that come from this machine.
+    rdma_listeners_are_named("127.0.0.1", 1, 2);
+    rdma_listeners_are_named("2001:db8::1", 2, 1);
+}
+
+fn rdma_listeners_are_named(ip: &str, adrfam: u8, records: u8) {
     let fabric = Fabric::new(NetworkConfig::default());
-    let (target, _, rdma) = fabric.target(config(1));
+    let config = config(1);
+    let at = (fabric.streams(&config), SocketAddr::new(ip.parse().unwrap(), 4420));
+    let (target, _, rdma) = fabric.target_at(config, at, ram("16M"));
     let mut host = Host::new(&fabric, rdma);
     let (admin, _) = host.admin(&Nqn::discovery(), 0);
     let len = 3072;
@@ -332,10 +349,10 @@ fn the_discovery_log_names_rdma_listeners() {
         .chunks(1024)
         .map(|entry| DiscoveryEntry::ref_from_bytes(entry).unwrap())
         .collect();
-    assert_eq!(page[8], 2, "records");
+    assert_eq!(page[8], records, "records");
     let entry = entries.iter().find(|entry| entry.trtype == TRTYPE_RDMA).expect("the listener");
-    assert_eq!((entry.adrfam, &entry.trsvcid[..4]), (1, &b"4420"[..]));
-    assert!(entry.traddr.starts_with(b"127.0.0.1"));
+    assert_eq!((entry.adrfam, &entry.trsvcid[..4]), (adrfam, &b"4420"[..]));
+    assert!(entry.traddr.starts_with(ip.as_bytes()));
     let (tsas, _) = Tsas::ref_from_prefix(&entry.tsas).unwrap();
     assert!(tsas.is_usable());
     assert_eq!(tsas.prtype, 1, "no provider is named");

@@ -1,11 +1,13 @@
 //! Associations and live changes: reset, shutdown, keep alive, hot added and removed namespaces,
 //! discovery, draining.
 
+use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    PATIENCE, RawHost, Wants, block_sqe, config, eventually, host_nqn, namespace, nqn, pattern,
+    PATIENCE, RawHost, Wants, any_address, block_sqe, config, entrance, eventually, host_nqn,
+    namespace, nqn, pattern,
 };
 use crate::common::{ram, start, status};
 use raceline_bdev::{
@@ -255,29 +257,28 @@ fn shutdown_answers_what_is_in_flight() {
     stopper.join().unwrap().unwrap();
 }
 
-tcp_only! {
-    #[test]
-    fn many_subsystems_listeners_and_address_families() {
-        let (target, v4) = start(config(2), vec![ram("1M")]);
-        let second = crate::common::listen(&target);
-        let listeners = match target.add_listener("[::1]:0".parse().unwrap()) {
-            Ok(v6) => vec![v4, second, v6],
-            Err(error) => {
-                eprintln!("no IPv6 here: {error}");
-                vec![v4, second]
-            }
-        };
-        assert!(target.add_listener(v4).is_err(), "the port is in use");
-        for address in listeners {
-            let (_admin, cntlid) = RawHost::admin(address, Wants::default());
-            let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-            assert!(status(&queue.read(1, 0, 1, BS)).is_success());
+#[test]
+fn many_subsystems_listeners_and_address_families() {
+    let (target, v4) = start(config(2), vec![ram("1M")]);
+    let second = crate::common::listen(&target);
+    let v6 = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), any_address().port());
+    let listeners = match target.add_listener_with(v6, entrance()) {
+        Ok(v6) => vec![v4, second, v6],
+        Err(error) => {
+            eprintln!("no IPv6 here: {error}");
+            vec![v4, second]
         }
-        target.remove_listener(second).unwrap();
-        eventually("nobody listens", || !crate::common::is_reachable(second));
-        assert!(target.remove_listener(second).is_err());
-        target.shutdown().unwrap();
+    };
+    assert!(target.add_listener_with(v4, entrance()).is_err(), "the port is in use");
+    for address in listeners {
+        let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        assert!(status(&queue.read(1, 0, 1, BS)).is_success());
     }
+    target.remove_listener(second).unwrap();
+    eventually("nobody listens", || !crate::common::is_reachable(second));
+    assert!(target.remove_listener(second).is_err());
+    target.shutdown().unwrap();
 }
 
 #[test]

@@ -3,7 +3,9 @@
 
 use std::io::Write as _;
 
-use crate::common::{RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status};
+use crate::common::{
+    ANSWERS_OF_A_READ, RawHost, Wants, block_sqe, config, eventually, pattern, ram, start, status,
+};
 use raceline_proto::nvme::opcode::io;
 use raceline_proto::nvme::{Direction, Sqe, Status};
 use raceline_reactor::Backend;
@@ -101,46 +103,44 @@ fn a_read_only_device_refuses_what_is_staged() {
     target.shutdown().unwrap();
 }
 
-tcp_only! {
-    #[test]
-    fn counts_are_exact() {
-        const COUNT: u64 = 10;
-        for backend in [Backend::Uring, Backend::Epoll] {
-            let config = raceline_target::TargetConfig { backend, ..config(1) };
-            let (target, address) = start(config, vec![ram("1M")]);
-            let (_admin, cntlid) = RawHost::admin(address, Wants::default());
-            let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
-            let totals = || target.stats().subsystems[0].1;
+#[test]
+fn counts_are_exact() {
+    const COUNT: u64 = 10;
+    for backend in [Backend::Uring, Backend::Epoll] {
+        let config = raceline_target::TargetConfig { backend, ..config(1) };
+        let (target, address) = start(config, vec![ram("1M")]);
+        let (_admin, cntlid) = RawHost::admin(address, Wants::default());
+        let mut queue = RawHost::io(address, cntlid, 1, Wants::default());
+        let totals = || target.stats().subsystems[0].1;
 
-            // One capsule in and one C2HData with SUCCESS out, sent from the device's memory.
-            let before = totals();
-            for block in 0..COUNT {
-                assert!(status(&queue.read(1, 8 * block, 8, BS)).is_success());
-            }
-            let reads = totals().since(&before);
-            assert_eq!((reads.commands, reads.reads), (COUNT, COUNT));
-            assert_eq!((reads.receives, reads.pdus_received), (COUNT, COUNT));
-            assert_eq!((reads.sends, reads.pdus_sent), (COUNT, COUNT));
-            assert_eq!(reads.copied_bytes, 0);
-
-            // In the capsule: copied into the namespace, and before that into a buffer if the data were
-            // received with other bytes.
-            let before = totals();
-            for block in 0..COUNT {
-                assert!(status(&queue.write(1, 8 * block, &pattern(block, 4096), BS)).is_success());
-            }
-            let writes = totals().since(&before);
-            assert_eq!((writes.pdus_received, writes.pdus_sent), (COUNT, COUNT));
-            let once = COUNT * 4096;
-            assert!((once..=2 * once).contains(&writes.copied_bytes), "{writes:?}");
-
-            // By R2T: R2T and response out, capsule and H2CData in.
-            let before = totals();
-            assert!(status(&queue.write(1, 0, &pattern(1, 16 << 10), BS)).is_success());
-            let write = totals().since(&before);
-            assert_eq!((write.pdus_received, write.pdus_sent), (2, 2));
-            target.shutdown().unwrap();
+        // One capsule in and one C2HData with SUCCESS out, sent from the device's memory. Over RDMA, a response as well.
+        let before = totals();
+        for block in 0..COUNT {
+            assert!(status(&queue.read(1, 8 * block, 8, BS)).is_success());
         }
+        let reads = totals().since(&before);
+        assert_eq!((reads.commands, reads.reads), (COUNT, COUNT));
+        assert_eq!((reads.receives, reads.pdus_received), (COUNT, COUNT));
+        assert_eq!((reads.sends, reads.pdus_sent), (COUNT, ANSWERS_OF_A_READ * COUNT));
+        assert_eq!(reads.copied_bytes, 0);
+
+        // In the capsule: copied into the namespace, and before that into a buffer if the data were
+        // received with other bytes.
+        let before = totals();
+        for block in 0..COUNT {
+            assert!(status(&queue.write(1, 8 * block, &pattern(block, 4096), BS)).is_success());
+        }
+        let writes = totals().since(&before);
+        assert_eq!((writes.pdus_received, writes.pdus_sent), (COUNT, COUNT));
+        let once = COUNT * 4096;
+        assert!((once..=2 * once).contains(&writes.copied_bytes), "{writes:?}");
+
+        // By R2T: R2T and response out, capsule and H2CData in.
+        let before = totals();
+        assert!(status(&queue.write(1, 0, &pattern(1, 16 << 10), BS)).is_success());
+        let write = totals().since(&before);
+        assert_eq!((write.pdus_received, write.pdus_sent), (2, 2));
+        target.shutdown().unwrap();
     }
 }
 

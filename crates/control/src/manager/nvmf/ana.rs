@@ -55,7 +55,7 @@ impl Change<'_> {
         };
         ana.set(group, state);
         if let Some(cores) = cores {
-            cores.set_ana_state(nqn, address.socket()?, group, state)?;
+            cores.set_ana_state(nqn, address.place()?, group, state)?;
         }
         self.put_listener(target, nqn, address, &ana)?;
         self.with_subsystem(target, nqn, |subsystem| {

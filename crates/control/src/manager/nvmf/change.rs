@@ -201,14 +201,14 @@ impl Change<'_> {
         self.change_cores(target, &options)?;
         let streams = self.rdma_streams(&options, rdma);
         self.model_mut().nvmf.target_mut(target)?.rdma = Some(streams);
-        let RdmaOptions { limits, max_srq_depth, no_srq, zcopy } = rdma;
+        let RdmaOptions { limits, max_srq_depth, no_srq, zcopy, shown } = rdma;
         let mut params = json!({
             "trtype": RDMA, "max_srq_depth": max_srq_depth, "no_srq": no_srq, "zcopy": zcopy,
         });
-        if let (Some(params), Ok(Value::Object(limits))) =
-            (params.as_object_mut(), serde_json::to_value(limits))
-        {
-            params.extend(limits);
+        for more in [serde_json::to_value(limits), serde_json::to_value(shown)] {
+            if let (Some(params), Ok(Value::Object(more))) = (params.as_object_mut(), more) {
+                params.extend(more);
+            }
         }
         self.put(key(target, &["rdma"]), entry(target, "nvmf_create_transport", params));
         Ok(())
@@ -467,7 +467,7 @@ impl Change<'_> {
             }
             found.cores().ok_or_else(|| ManagerError::missing("transport", "TCP"))?
         };
-        cores.remove_subsystem_listener(nqn, address.socket()?)?;
+        cores.remove_subsystem_listener(nqn, address.place()?)?;
         {
             let mut model = self.model_mut();
             let target = model.nvmf.target_mut(target)?;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use raceline_proto::controller::Transport;
+use raceline_target::ListenerAt;
 use serde::{Deserialize, Serialize};
 
 use crate::manager::ManagerError;
@@ -22,6 +24,8 @@ pub struct ListenAddress {
 
 /// The transport type of NVMe/RDMA.
 pub(crate) const RDMA: &str = "RDMA";
+/// What stands before an address for RDMA.
+pub(crate) const RDMA_SCHEME: &str = "rdma://";
 
 impl ListenAddress {
     /// [`Self::parse`] for a listener, which may be one for RDMA.
@@ -78,6 +82,15 @@ impl ListenAddress {
         Ok(Self::from(SocketAddr::new(ip, port)))
     }
 
+    /// Where the target has this listener.
+    ///
+    /// # Errors
+    /// Never for a value that [`ListenAddress::parse`] made.
+    pub fn place(&self) -> Result<ListenerAt, ManagerError> {
+        let transport = if self.is_rdma() { Transport::Rdma } else { Transport::Tcp };
+        Ok((transport, self.socket()?).into())
+    }
+
     /// The address to bind.
     ///
     /// # Errors
@@ -101,11 +114,13 @@ impl From<SocketAddr> for ListenAddress {
     }
 }
 
+/// As the command line spells it: an address for RDMA is another one than the same for TCP.
 impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_rdma() { RDMA_SCHEME } else { "" };
         match self.adrfam.as_str() {
-            "IPv6" => write!(f, "[{}]:{}", self.traddr, self.trsvcid),
-            _ => write!(f, "{}:{}", self.traddr, self.trsvcid),
+            "IPv6" => write!(f, "{scheme}[{}]:{}", self.traddr, self.trsvcid),
+            _ => write!(f, "{scheme}{}:{}", self.traddr, self.trsvcid),
         }
     }
 }
@@ -123,7 +138,10 @@ mod tests {
         let address = ListenAddress::parse_listener("rdma", None, "192.0.2.1", Some("4420"));
         let address = address.unwrap();
         assert!(address.is_rdma());
-        assert_eq!((&*address.trtype, address.to_string()), ("RDMA", "192.0.2.1:4420".to_owned()));
+        assert_eq!(
+            (&*address.trtype, address.to_string()),
+            ("RDMA", "rdma://192.0.2.1:4420".to_owned())
+        );
         let tcp = ListenAddress::parse_listener("tcp", None, "192.0.2.1", Some("4420")).unwrap();
         assert!(!tcp.is_rdma() && tcp != address);
         assert!(ListenAddress::parse_listener("fc", None, "192.0.2.1", Some("4420")).is_err());

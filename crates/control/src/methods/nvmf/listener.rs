@@ -127,7 +127,7 @@ fn get(call: &Call<'_>, params: super::subsystem::Query) -> Result<Vec<Value>, R
     // The model is free again before the target is called.
     let with_states = |(address, mut listener): (ListenAddress, Value)| {
         if let (Some(cores), Some(members)) = (&cores, listener.as_object_mut()) {
-            let states = cores.ana_states(&nqn, address.socket()?)?;
+            let states = cores.ana_states(&nqn, address.place()?)?;
             let states = states.iter().map(|(group, state)| (group, state));
             members.insert("ana_states".to_owned(), ana_states(states));
         }

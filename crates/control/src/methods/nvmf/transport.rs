@@ -3,10 +3,10 @@
 use raceline_proto::controller::MAX_RDMA_IN_CAPSULE_BYTES;
 use raceline_target::{SHARED_RECEIVES, TargetConfig};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::{RpcError, code};
-use crate::manager::nvmf::{RdmaLimits, RdmaOptions, TransportOptions};
+use crate::manager::nvmf::{RdmaLimits, RdmaOptions, RdmaShown, TransportOptions};
 use crate::method::{Call, Registry, States};
 use crate::params::refuse;
 
@@ -54,73 +54,31 @@ struct Create {
     abort_timeout_sec: u32,
     #[serde(default)]
     ack_timeout: u32,
-    #[serde(default)]
-    data_wr_pool_size: u32,
-    /// Of RDMA only; the last three have no effect.
-    #[serde(default, rename = "num_cqe", skip_serializing)]
-    _num_cqe: Option<u32>,
-    #[serde(default, rename = "acceptor_backlog", skip_serializing)]
-    _acceptor_backlog: Option<i32>,
-    #[serde(default, rename = "no_wr_batching", skip_serializing)]
-    _no_wr_batching: Option<bool>,
+    /// The default of RDMA is another one than TCP's.
+    data_wr_pool_size: Option<u32>,
+    /// Of RDMA only. The first three have no effect: they are kept and shown.
+    #[serde(skip_serializing)]
+    num_cqe: Option<i32>,
+    #[serde(skip_serializing)]
+    acceptor_backlog: Option<i32>,
+    #[serde(skip_serializing)]
+    no_wr_batching: Option<bool>,
     #[serde(skip_serializing)]
     max_srq_depth: Option<u32>,
     #[serde(skip_serializing)]
     no_srq: Option<bool>,
     #[serde(default)]
     disable_command_passthru: bool,
-    #[serde(default = "Create::kas")]
-    kas: u16,
-    #[serde(default = "Create::min_kato")]
-    min_kato: u32,
+    kas: Option<u16>,
+    min_kato: Option<u32>,
 }
 
 impl Create {
-    /// A call that has these options.
-    fn of(options: &TransportOptions) -> Self {
-        Self {
-            trtype: String::new(),
-            tgt_name: None,
-            max_queue_depth: Some(options.max_queue_depth),
-            max_io_qpairs_per_ctrlr: Some(options.max_io_qpairs_per_ctrlr),
-            max_qpairs_per_ctrlr: None,
-            in_capsule_data_size: Some(options.in_capsule_data_size),
-            max_io_size: Some(options.max_io_size),
-            _io_unit_size: None,
-            max_aq_depth: Some(options.max_aq_depth),
-            _num_shared_buffers: None,
-            _buf_cache_size: None,
-            iobuf_small_cache_size: 0,
-            iobuf_large_cache_size: 0,
-            dif_insert_or_strip: false,
-            zcopy: false,
-            c2h_success: options.c2h_success,
-            sock_priority: options.sock_priority,
-            abort_timeout_sec: Self::abort_timeout_sec(),
-            ack_timeout: options.ack_timeout,
-            data_wr_pool_size: 0,
-            _num_cqe: None,
-            _acceptor_backlog: None,
-            _no_wr_batching: None,
-            max_srq_depth: None,
-            no_srq: None,
-            disable_command_passthru: false,
-            kas: options.kas,
-            min_kato: options.min_kato,
-        }
-    }
-
     fn c2h_success() -> bool {
         true
     }
     fn abort_timeout_sec() -> u32 {
         1
-    }
-    fn kas() -> u16 {
-        100
-    }
-    fn min_kato() -> u32 {
-        10_000
     }
 }
 
@@ -161,8 +119,8 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         sock_priority: params.sock_priority,
         ack_timeout: params.ack_timeout,
         c2h_success: params.c2h_success,
-        kas: params.kas,
-        min_kato: params.min_kato,
+        kas: params.kas.unwrap_or(usual.kas),
+        min_kato: params.min_kato.unwrap_or(usual.min_kato),
     };
     let params = Create {
         trtype: "TCP".to_owned(),
@@ -171,6 +129,9 @@ fn create(call: &Call<'_>, params: Create) -> Result<bool, RpcError> {
         in_capsule_data_size: Some(in_capsule),
         max_io_size: Some(max_io_size),
         max_aq_depth: Some(options.max_aq_depth),
+        data_wr_pool_size: Some(params.data_wr_pool_size.unwrap_or(0)),
+        kas: Some(options.kas),
+        min_kato: Some(options.min_kato),
         ..params
     };
     let kept = serde_json::to_value(&params).unwrap_or_default();
@@ -200,15 +161,37 @@ fn create_rdma(call: &Call<'_>, target: &str, params: &Create) -> Result<bool, R
             in_capsule_data_size: params.in_capsule_data_size,
             max_io_size: params.max_io_size,
             max_aq_depth: params.max_aq_depth,
+            kas: params.kas,
+            min_kato: params.min_kato,
         },
         max_srq_depth: params.max_srq_depth.unwrap_or(SHARED_RECEIVES),
         no_srq: params.no_srq.unwrap_or(false),
         zcopy: params.zcopy,
+        shown: rdma_shown(params),
     };
     call.manager
         .change(|change| change.create_rdma_transport(target, options))
         .map_err(|error| RpcError::internal("Failed to create transport.").because(error))?;
     Ok(true)
+}
+
+/// What the call says that changes nothing for RDMA.
+fn rdma_shown(params: &Create) -> RdmaShown {
+    let usual = RdmaShown::default();
+    RdmaShown {
+        num_cqe: params.num_cqe.unwrap_or(usual.num_cqe),
+        // As in SPDK, 0 and less stand for the default.
+        acceptor_backlog: params
+            .acceptor_backlog
+            .filter(|backlog| *backlog > 0)
+            .unwrap_or(usual.acceptor_backlog),
+        no_wr_batching: params.no_wr_batching.unwrap_or(usual.no_wr_batching),
+        abort_timeout_sec: params.abort_timeout_sec,
+        ack_timeout: params.ack_timeout,
+        data_wr_pool_size: params.data_wr_pool_size.unwrap_or(usual.data_wr_pool_size),
+        iobuf_small_cache_size: params.iobuf_small_cache_size,
+        iobuf_large_cache_size: params.iobuf_large_cache_size,
+    }
 }
 
 /// Refuses values out of range; the error names the value and the range.
@@ -220,8 +203,8 @@ fn check_ranges(params: &Create) -> Result<(), RpcError> {
             params.max_aq_depth.is_some_and(|depth| !depths.contains(&depth)),
             format!("max_aq_depth must be {} to {}", depths.start(), depths.end()),
         ),
-        (params.kas == 0, "kas must be at least 1, in units of 100 ms".to_owned()),
-        (params.min_kato == 0, "min_kato must be at least 1, in milliseconds".to_owned()),
+        (params.kas == Some(0), "kas must be at least 1, in units of 100 ms".to_owned()),
+        (params.min_kato == Some(0), "min_kato must be at least 1, in milliseconds".to_owned()),
     ];
     match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
         Some((_, text)) => Err(RpcError::invalid_params(text)),
@@ -264,18 +247,8 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
     let tcp = call.manager.transport_params(&name);
     let mut transports: Vec<Value> = tcp.into_iter().collect();
     let all = call.manager.model().nvmf.target(&name)?.transport().cloned();
-    if let Some((options, all)) = call.manager.rdma_options(&name).zip(all) {
-        // What the transports have in common is shown as TCP has it.
-        let alone = || serde_json::to_value(Create::of(&all)).unwrap_or_default();
-        let mut rdma = transports.first().cloned().unwrap_or_else(alone);
-        rdma["trtype"] = "RDMA".into();
-        rdma["max_srq_depth"] = options.max_srq_depth.into();
-        rdma["no_srq"] = options.no_srq.into();
-        rdma["zcopy"] = options.zcopy.into();
-        if let Some(size) = rdma["in_capsule_data_size"].as_u64() {
-            rdma["in_capsule_data_size"] = size.min(MAX_RDMA_IN_CAPSULE_BYTES.into()).into();
-        }
-        transports.push(rdma);
+    if let Some((rdma, all)) = call.manager.rdma_options(&name).zip(all) {
+        transports.push(rdma_transport(&all, &rdma));
     }
     let Some(trtype) = params.trtype else { return Ok(transports) };
     let is_named = |transport: &Value| {
@@ -287,4 +260,35 @@ fn get(call: &Call<'_>, params: Get) -> Result<Vec<Value>, RpcError> {
             .because(format!("there is no transport `{}`", trtype.escape_debug())));
     }
     Ok(transports)
+}
+
+/// The transport RDMA with the parameters that SPDK shows of it; the limits are those of all transports of the target.
+fn rdma_transport(all: &TransportOptions, rdma: &RdmaOptions) -> Value {
+    let RdmaOptions { max_srq_depth, no_srq, zcopy, shown, .. } = *rdma;
+    let mut transport = json!({
+        "trtype": "RDMA",
+        "max_queue_depth": all.max_queue_depth,
+        "max_io_qpairs_per_ctrlr": all.max_io_qpairs_per_ctrlr,
+        "in_capsule_data_size": all.in_capsule_data_size.min(MAX_RDMA_IN_CAPSULE_BYTES),
+        "max_io_size": all.max_io_size,
+        "max_aq_depth": all.max_aq_depth,
+        "iobuf_small_cache_size": shown.iobuf_small_cache_size,
+        "iobuf_large_cache_size": shown.iobuf_large_cache_size,
+        "dif_insert_or_strip": false,
+        "zcopy": zcopy,
+        "max_srq_depth": max_srq_depth,
+        "no_srq": no_srq,
+        "acceptor_backlog": shown.acceptor_backlog,
+        "no_wr_batching": shown.no_wr_batching,
+        "abort_timeout_sec": shown.abort_timeout_sec,
+        "ack_timeout": shown.ack_timeout,
+        "data_wr_pool_size": shown.data_wr_pool_size,
+        "disable_command_passthru": false,
+        "kas": all.kas,
+        "min_kato": all.min_kato,
+    });
+    if no_srq {
+        transport["num_cqe"] = shown.num_cqe.into();
+    }
+    transport
 }

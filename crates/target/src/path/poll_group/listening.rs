@@ -57,7 +57,7 @@ impl PollGroup {
         let copy = io.and_then(|io| io.copy_listener(id));
         let name = name_of(address, port.0, self.core.index);
         let _offer = copy.map(|copy| inheritance::offer_owned(name, copy));
-        self.listeners.push(Listener { id, address, index, port, streams, is_rdma, _offer });
+        self.listeners.push(Listener { id, index, port, streams, is_rdma, _offer });
         Ok(address)
     }
 
@@ -73,16 +73,16 @@ impl PollGroup {
         let Some(listener) = streams.attend(address, self.core.index) else { return Ok(()) };
         let index = self.next_listener;
         let token = Token { owner: 0, generation: 0, index: LISTENER_BIT | index };
-        let (id, address) = cx.io.listen_provided(listener?, token)?;
+        let (id, _) = cx.io.listen_provided(listener?, token)?;
         self.next_listener += 1;
         let is_rdma = streams.is_rdma();
-        let listener = Listener { id, address, index, port, streams: None, is_rdma, _offer: None };
+        let listener = Listener { id, index, port, streams: None, is_rdma, _offer: None };
         self.listeners.push(listener);
         Ok(())
     }
 
-    pub(super) fn close_listener(&mut self, cx: &mut Context<'_>, address: SocketAddr) {
-        if let Some(i) = self.listeners.iter().position(|l| l.address == address) {
+    pub(super) fn close_listener(&mut self, cx: &mut Context<'_>, port: (Protocol, u16)) {
+        if let Some(i) = self.listeners.iter().position(|l| l.port == port) {
             cx.io.close_listener(self.listeners.swap_remove(i).id);
         }
     }
