@@ -315,7 +315,7 @@ impl KernelKey {
     fn add(description: &str, text: &str) -> Option<Self> {
         use linux_keyutils::{KeyRing, KeyRingIdentifier};
         let ring = KeyRing::from_special_id(KeyRingIdentifier::User, true);
-        let ring = ring.inspect_err(|error| eprintln!("skipped: no keyrings ({error})")).ok()?;
+        let ring = ring.inspect_err(|error| eprintln!("SKIPPED: no keyrings ({error})")).ok()?;
         Some(Self(ring.add_key(description, text).unwrap()))
     }
 }

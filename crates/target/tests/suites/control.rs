@@ -263,7 +263,7 @@ tcp_only! {
         let listeners = match target.add_listener("[::1]:0".parse().unwrap()) {
             Ok(v6) => vec![v4, second, v6],
             Err(error) => {
-                eprintln!("no IPv6 here: {error}");
+                eprintln!("SKIPPED: no IPv6 here: {error}");
                 vec![v4, second]
             }
         };
