@@ -340,6 +340,12 @@ fn hosts_take_keys_from_the_keyring_of_the_kernel() {
         let (code, text) = identify(&export, &["--tls-psk", name]);
         assert_eq!(code, Some(0), "{text}");
     }
+    // As nvme-cli names it.
+    let number = kept.0.get_id().as_raw_id().to_string();
+    for option in ["--tls-key", "--tls_key"] {
+        let (code, text) = identify(&export, &["--tls", option, &number, "--keyring", "%:.nvme"]);
+        assert_eq!(code, Some(0), "{text}");
+    }
     let (code, text) = identify(&export, &["--tls-psk", "kernel:"]);
     assert!(code == Some(2) && text.contains("no key of type psk for host"), "{text}");
     let (code, text) = identify(&export, &["--tls-psk", "kernel:no-such-key"]);
