@@ -206,10 +206,10 @@ class Page:
     def live(self):
         self.wait("document.getElementById('state')?.dataset.state === 'live'")
 
-    def key(self, key, code=0, text=None):
+    def key(self, key, code=0, text=None, modifiers=0):
         for kind in ["keyDown", "keyUp"]:
             extra = {"text": text} if text and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **extra)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers, **extra)
 
     def picture(self, path):
         data = self.call("Page.captureScreenshot", format="png")["data"]
@@ -257,7 +257,7 @@ class Run:
             page = Page(browser, self.url)
             page.live()
             self.judge(page)
-            for name in ["keyboard", "namespaces", "looks", "axe", "changes", "dialogs", "typed", "exports", "heat", "quiet"]:
+            for name in ["keyboard", "namespaces", "looks", "axe", "changes", "dialogs", "by_tab", "tree", "typed", "exports", "heat", "quiet"]:
                 if name != "axe" or self.axe_file:
                     self.check(name, lambda: getattr(self, name)(page))
             page.close()
@@ -457,6 +457,143 @@ class Run:
         if seen:
             raise RuntimeError("; ".join(seen))
         return f"{len(DIALOGS)} dialogs, light and dark: by keyboard, with the focus back where it was"
+
+    def tab_to(self, page, wanted, most=60, back=False):
+        """Tab, until the script `wanted` is true; the stops on the way, by their ids or names."""
+        stops = []
+        for _ in range(most):
+            page.key("Tab", 9, modifiers=8 if back else 0)
+            stop, is_there = page.js("(() => { const e = document.activeElement; "
+                                     f"return [e.id || e.ariaLabel || e.textContent.slice(0, 40), !!({wanted})]; }})()")
+            stops.append(stop)
+            if is_there:
+                return stops
+        raise RuntimeError(f"Tab does not come to {wanted}, but to {stops}")
+
+    def by_tab(self, page):
+        """Real keys walk through the page, filter, turn pages, sort and open a dialog; the focus stays with its object."""
+        range_is = "document.getElementById('range').textContent === '%s'"
+        row = "document.activeElement.closest('#body tr')?.row.nsid"
+        page.js("show('namespaces'); shown.namespaces.order = [0, false]; show('namespaces'); document.activeElement?.blur()")
+        page.wait(range_is % f"1 to 50 of {NAMESPACES}")
+        # The walk begins at the first link, which `keyboard` reaches from the top of the page.
+        page.js("document.querySelector('.skip').focus()")
+        stops = self.tab_to(page, f"e.textContent === 'Remove' && {row} === 1")
+        heads = page.js("[...document.querySelectorAll('#head button')].map((button) => button.textContent.slice(0, 40))")
+        wanted = (["pause", "theme", "unlock", "tab-namespaces", "panel", "filter", "Add namespace", "next", "last", "scroll"] + heads
+                  + [f"{title} {NQN} 1" for title in ["Limit", "Remove"]])
+        if stops != wanted:
+            raise RuntimeError(f"Tab goes to {stops} and not to {wanted}")
+        self.tab_to(page, "e.id === 'filter'", back=True)
+        page.call("Input.insertText", text="null0777")
+        page.wait(range_is % "1 to 1 of 1")
+        for _ in "null0777":
+            page.key("Backspace", 8)
+        page.wait(range_is % f"1 to 50 of {NAMESPACES}")
+        self.tab_to(page, "e.id === 'next'")
+        page.key("Enter", 13, "\r")
+        page.wait(range_is % f"51 to 100 of {NAMESPACES}")
+        self.tab_to(page, "e.id === 'last'")
+        page.key(" ", 32, " ")
+        page.wait(range_is % f"{NAMESPACES - 49} to {NAMESPACES} of {NAMESPACES}")
+        if (held := page.js("document.activeElement.id")) != "previous":
+            raise RuntimeError(f"the button of the last page is of no more use, and the focus is at {held!r}")
+        self.tab_to(page, "e.id === 'first'", back=True)
+        page.key("Enter", 13, "\r")
+        page.wait(range_is % f"1 to 50 of {NAMESPACES}")
+        self.tab_to(page, "e.closest('#head') && e.textContent.startsWith('NSID')")
+        for sort, first in [("descending", NAMESPACES), ("ascending", 1), ("descending", NAMESPACES)]:
+            page.key("Enter", 13, "\r")
+            page.wait(f"document.activeElement.closest('th')?.ariaSort === '{sort}' && document.querySelector('#body tr').row.nsid === {first}")
+        self.tab_to(page, f"e.textContent === 'Limit' && {row} === {NAMESPACES}")
+        page.key("Enter", 13, "\r")
+        page.wait("document.getElementById('dialog').contains(document.activeElement)")
+        self.moved(page, row)
+        return (f"{len(stops)} stops to a row; filter, pages, order and a dialog by keys; the focus stays with its object when rows "
+                "move, beside a dialog, too, and goes to the table when the object goes")
+
+    def change(self, page, requests):
+        """Changes the daemon; the page need not wait until it may ask again for what there is."""
+        self.rpc(requests)
+        page.js("inventory.at = 0")
+
+    def moved(self, page, row):
+        """A dialog of the first row is open: rows come before it, and go."""
+        names = ["early0", "early1"]
+        last = NAMESPACES + len(names)
+        add = [("nvmf_subsystem_add_ns", {"nqn": NQN, "namespace": {"bdev_name": n}}) for n in names]
+        nulls = [("bdev_null_create", {"name": n, "num_blocks": 2048, "block_size": 512}) for n in names]
+        self.change(page, [nulls[0], add[0]])
+        page.wait(f"document.querySelector('#body tr').row.nsid === {NAMESPACES + 1}")
+        page.key("Escape", 27)
+        page.wait("!document.getElementById('dialog').open")
+        if (held := page.js(row)) != NAMESPACES:
+            raise RuntimeError(f"after the dialog of namespace {NAMESPACES} the focus is at {held}")
+        self.change(page, [nulls[1], add[1]])
+        page.wait(f"document.querySelector('#body tr').row.nsid === {last}")
+        label = page.js("document.activeElement.ariaLabel")
+        if (held := page.js(row)) != NAMESPACES or label != f"Limit {NQN} {NAMESPACES}":
+            raise RuntimeError(f"a row came before namespace {NAMESPACES}, and the focus is at {held} ({label})")
+        order = page.js("[...document.querySelectorAll('#body tr')].map((one) => Number(one.cells[1].textContent))")
+        if order != list(range(last, last - 50, -1)):
+            raise RuntimeError(f"the rows stand as {order}")
+        self.tab_to(page, f"e.textContent === 'Limit' && {row} === {last}", back=True)
+        self.change(page, [("nvmf_subsystem_remove_ns", {"nqn": NQN, "nsid": last})])
+        page.wait(f"document.querySelector('#body tr').row.nsid === {last - 1}")
+        if (held := page.js("document.activeElement.id")) != "scroll":
+            raise RuntimeError(f"the object with the focus has gone, and the focus is at {held!r} ({page.js(row)})")
+        self.change(page, [("nvmf_subsystem_remove_ns", {"nqn": NQN, "nsid": last - 1})] + [("bdev_null_delete", {"name": n}) for n in names])
+        page.wait(f"document.querySelector('#body tr').row.nsid === {NAMESPACES}")
+
+    def roles(self, page):
+        """What those see who cannot see: (role, name, properties) of all nodes."""
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        return [(node["role"]["value"], node.get("name", {}).get("value", ""),
+                 {one["name"]: one["value"].get("value") for one in node.get("properties", [])})
+                for node in nodes if not node.get("ignored") and "role" in node]
+
+    def tree(self, page):
+        """The tree of accessibility has the parts of the page by their roles and names."""
+        page.call("Accessibility.enable")
+        page.js("show('namespaces')")
+        titles = page.js("views.namespaces.columns.map((column) => column.title)")
+        seen = self.roles(page)
+        count = len(seen)
+
+        def has(role, name, **properties):
+            for one_role, one_name, one in seen:
+                if one_role == role and one_name.startswith(name) and all(one.get(k) == v for k, v in properties.items()):
+                    return
+            raise RuntimeError(f"no {role} {name!r} with {properties}; there are {[o[1:] for o in seen if o[0] == role][:20]}")
+
+        for role, name in [("table", "Namespaces"), ("region", "Namespaces"), ("tablist", "Views"), ("searchbox", "Filter"),
+                           ("button", f"Limit {NQN} "), ("rowheader", NQN)]:
+            has(role, name)
+        has("tab", "Namespaces", selected=True)
+        has("tab", "Events", selected=False)
+        has("status", "", live="polite")
+        for title in titles:
+            has("columnheader", title)
+        sorts = page.js("[...document.querySelectorAll('#head th[aria-sort]')].map((th) => th.ariaSort)")
+        if len(sorts) != len(titles) or sorted(set(sorts)) != ["descending", "none"] or sorts.count("none") != len(sorts) - 1:
+            raise RuntimeError(f"the columns say of the order: {sorts}")
+        page.js("show('events')")
+        seen = self.roles(page)
+        has("table", "Events")
+        for title in ["No.", "Time", "Severity", "Kind", "What"]:
+            has("columnheader", title)
+        self.opened(page, "devices", "Add device")
+        page.js("document.querySelector('#fields [name=size]').value = 'none'; document.getElementById('form').requestSubmit()")
+        page.wait("document.getElementById('refused').textContent.includes('none is no size')")
+        seen = self.roles(page)
+        has("dialog", "Add device", modal=True)
+        has("alert", "", live="assertive")
+        if not any(role in ("StaticText", "alert") and "none is no size" in name for role, name, _ in seen):
+            raise RuntimeError("the refusal is not in the tree")
+        page.key("Escape", 27)
+        page.wait("!document.getElementById('dialog').open")
+        page.call("Accessibility.disable")
+        return f"{count} nodes: tables, {len(titles)} columns with their order, views, a dialog, live regions"
 
     def typed(self, page):
         """A device is made by keys alone."""

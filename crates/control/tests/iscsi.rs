@@ -88,7 +88,7 @@ fn tool(name: &str, arguments: &[&str]) -> Option<(bool, String)> {
     };
     let output = child.wait_with_output().unwrap();
     if output.status.code() == Some(127) {
-        eprintln!("{name} is not installed");
+        eprintln!("SKIPPED: {name} is not installed");
         return None;
     }
     let text = [output.stdout, output.stderr].concat();

@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn copies_and_digests_at_every_length_and_alignment() {
         if !is_available() {
-            eprintln!("skipped: no AVX-512 with VPCLMULQDQ here");
+            eprintln!("SKIPPED: no AVX-512 with VPCLMULQDQ here");
             return;
         }
         let from: Vec<u8> =

@@ -8,6 +8,8 @@ mod calls;
 mod counts;
 #[path = "http/exhaustion.rs"]
 mod exhaustion;
+#[path = "http/filled.rs"]
+mod filled;
 #[path = "http/hostile.rs"]
 mod hostile;
 #[path = "http/metrics.rs"]

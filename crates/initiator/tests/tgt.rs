@@ -26,7 +26,7 @@ impl Tgt {
         let program =
             ["/usr/sbin/tgtd", "/sbin/tgtd"].into_iter().find(|path| Path::new(path).exists());
         let Some(program) = program else {
-            eprintln!("skipped: tgtd is not installed");
+            eprintln!("SKIPPED: tgtd is not installed");
             return None;
         };
         let folder = tempfile::tempdir().unwrap();
@@ -44,7 +44,7 @@ impl Tgt {
         let daemon = match daemon {
             Ok(daemon) => daemon,
             Err(error) => {
-                eprintln!("skipped: tgtd does not start: {error}");
+                eprintln!("SKIPPED: tgtd does not start: {error}");
                 return None;
             }
         };
@@ -54,7 +54,7 @@ impl Tgt {
             || !tgt.admin("--op show --mode sys").status.success()
         {
             if tgt.daemon.try_wait().unwrap().is_some() || start.elapsed() > LIMIT {
-                eprintln!("skipped: tgtd does not come up; it needs privileges");
+                eprintln!("SKIPPED: tgtd does not come up; it needs privileges");
                 return None;
             }
             std::thread::sleep(Duration::from_millis(20));

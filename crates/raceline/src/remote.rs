@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use raceline_auth::{IdentityVersion, TlsKey};
+use raceline_auth::{IdentityVersion, PskIdentity, TlsKey};
 use raceline_bdev::Identity;
 use raceline_control::keyring::KernelKey;
 use raceline_host::blocking::Host;
@@ -22,7 +22,14 @@ use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::paths::PathArgs;
 use crate::failure::Failure;
 use crate::initiator::RemoteUnit;
-use crate::{interfaces, names, naming, secrets};
+use crate::table::printable;
+use crate::{interfaces, names, naming, secrets, shell};
+
+/// The keyring of the kernel in which nvme-cli keeps keys, as its file and keyctl(1) write it.
+pub(crate) const KEYRINGS: [&str; 2] = [".nvme", "%:.nvme"];
+/// Why another keyring is passed over.
+pub(crate) const ALL_KEYRINGS: &str = "keys are looked for in all keyrings that this user can see; name a key by --tls-psk kernel:SERIAL if another \
+     one is found (keyctl show lists them)";
 
 /// Why a secret of a controller alone is of no use.
 const HOST_FIRST: &str =
@@ -386,10 +393,15 @@ fn tls(
 fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientPsk>, Failure> {
     let unusable = |error: &dyn std::fmt::Display| Failure::usage(format!("--tls-psk: {error}"));
     let derivation = secrets::derivation(args.tls_compat);
-    let version = match args.tls_identity {
-        0 => IdentityVersion::Zero,
-        _ => IdentityVersion::One,
+    let version = match (&args.tls_key_identity, args.tls_identity) {
+        (Some(identity), _) => identity_version(identity, (host.as_str(), subsystem.as_str()))
+            .map_err(|what| Failure::usage(format!("--tls-key-identity: {what}")))?,
+        (None, 0) => IdentityVersion::Zero,
+        (None, _) => IdentityVersion::One,
     };
+    if args.keyring.as_ref().is_some_and(|keyring| !KEYRINGS.contains(&keyring.as_str())) {
+        shell::note(&format!("--keyring is passed over: {ALL_KEYRINGS}"));
+    }
     let given = args.tls_psk.as_deref();
     if let Some(key) = given.and_then(|given| KernelKey::parse(&given.to_string_lossy())) {
         let psk = key.client_psk((host, subsystem), version, derivation);
@@ -403,6 +415,27 @@ fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientP
     let key = key.with_derivation(derivation);
     let psk = ClientPsk::new(&key, version, host, subsystem);
     Ok(Some(psk.map_err(|error| unusable(&error))?))
+}
+
+/// The version of an identity as nvme-cli names it, which has to be for these names of host and subsystem.
+pub(crate) fn identity_version(
+    identity: &str,
+    (host, subsystem): (&str, &str),
+) -> Result<IdentityVersion, String> {
+    let Some(parsed) = PskIdentity::parse(identity) else {
+        return Err("it is no identity of a key for TLS (NVMe1R01 HOSTNQN SUBSYSNQN DIGEST), as nvme check-tls-key \
+                    prints it"
+            .to_owned());
+    };
+    let mut names = identity.split(' ').skip(1);
+    if (names.next(), names.next()) != (Some(host), Some(subsystem)) {
+        return Err(format!(
+            "it is for other names: `{}`, and not for this host and {}",
+            printable(identity),
+            printable(subsystem)
+        ));
+    }
+    Ok(parsed.version())
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.
@@ -443,6 +476,22 @@ mod tests {
         let failure = resolve("no-such-name.invalid", 1).unwrap_err();
         assert_eq!(failure.code, 3);
         assert!(failure.message.starts_with("cannot find the address of no-such-name.invalid"));
+    }
+
+    #[test]
+    fn an_identity_is_for_its_names() {
+        let digest = "VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ";
+        let names = ("nqn.2014-08.org.example:h", "nqn.2026-01.io.raceline:x");
+        let identity = |start: &str| format!("{start} {} {} {digest}", names.0, names.1);
+        assert_eq!(identity_version(&identity("NVMe1R02"), names), Ok(IdentityVersion::One));
+        for other in
+            [("nqn.2014-08.org.example:i", names.1), (names.0, "nqn.2026-01.io.raceline:y")]
+        {
+            let error = identity_version(&identity("NVMe1R02"), other).unwrap_err();
+            assert!(error.contains("it is for other names"), "{error}");
+        }
+        let error = identity_version(&identity("NVMe1X02"), names).unwrap_err();
+        assert!(error.contains("it is no identity"), "{error}");
     }
 
     #[test]

@@ -33,11 +33,11 @@ impl Bed {
             })
         };
         if let Err(error) = Command::new("ethtool").arg("--version").output() {
-            eprintln!("skipped: ethtool: {error}");
+            eprintln!("SKIPPED: ethtool: {error}");
             return None;
         }
         if let Err(error) = ip(&format!("netns add {name}")) {
-            eprintln!("skipped: a network namespace cannot be made here (root?): {error}");
+            eprintln!("SKIPPED: a network namespace cannot be made here (root?): {error}");
             return None;
         }
         let bed = Self { name, state: tempfile::tempdir().unwrap() };
@@ -45,7 +45,7 @@ impl Bed {
         let name = &bed.name;
         let pair = format!("-n {name} link add ra {queues} type veth peer name rb {queues}");
         if let Err(error) = ip(&pair) {
-            eprintln!("skipped: this kernel makes no veth pair of four queues: {error}");
+            eprintln!("SKIPPED: this kernel makes no veth pair of four queues: {error}");
             return None;
         }
         ip(&format!("-n {name} link set ra up")).unwrap();
@@ -266,7 +266,7 @@ fn a_full_disk_is_named_before_anything_is_changed() {
     );
     let output = bed.command(&["unshare", "-m", "sh", "-c", &script]).output().unwrap();
     if text(&output).contains("mount:") {
-        eprintln!("skipped: no file system can be mounted here: {}", text(&output));
+        eprintln!("SKIPPED: no file system can be mounted here: {}", text(&output));
         return;
     }
     fails(&output, 1, "make room, or name another place with --state-dir");
@@ -276,7 +276,7 @@ fn a_full_disk_is_named_before_anything_is_changed() {
 #[test]
 fn an_export_says_what_its_device_cannot_do() {
     if let Err(error) = Command::new("ip").arg("-V").output() {
-        eprintln!("skipped: ip: {error}");
+        eprintln!("SKIPPED: ip: {error}");
         return;
     }
     let export = Export::start(&["ram:8M", "-l", "127.0.0.1:0", "--profile", "adq"]);

@@ -22,7 +22,7 @@ fn tool(name: &str, url: &[&str]) -> Option<String> {
     let output = Command::new("timeout").arg("30").arg(name).args(url).output().unwrap();
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     if output.status.code() == Some(127) {
-        eprintln!("{name} is not installed");
+        eprintln!("SKIPPED: {name} is not installed");
         return None;
     }
     Some(text)

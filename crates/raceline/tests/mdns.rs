@@ -36,7 +36,7 @@ impl Bed {
         let bed = Self { shelf: name("a"), host: name("b") };
         for namespace in [&bed.shelf, &bed.host] {
             if let Err(error) = ip(&format!("netns add {namespace}")) {
-                eprintln!("skipped: a network namespace cannot be made here (root?): {error}");
+                eprintln!("SKIPPED: a network namespace cannot be made here (root?): {error}");
                 return None;
             }
         }
@@ -231,7 +231,7 @@ impl Judge {
         let has = Command::new(PYTHON).args(["-c", "import zeroconf"]).output();
         if !has.is_ok_and(|output| output.status.success()) {
             eprintln!(
-                "skipped: {PYTHON} has no zeroconf (Debian: apt-get install python3-zeroconf)"
+                "SKIPPED: {PYTHON} has no zeroconf (Debian: apt-get install python3-zeroconf)"
             );
             return None;
         }
@@ -377,7 +377,7 @@ fn a_daemon_in_a_sandbox_says_that_it_needs_the_option() {
             assert!(error["data"].as_str().unwrap().contains("--mdns"), "{error}");
         }
     } else {
-        eprintln!("skipped: this kernel does not filter system calls");
+        eprintln!("SKIPPED: this kernel does not filter system calls");
     }
     served.end(Signal::TERM);
 }

@@ -344,7 +344,7 @@ impl SmallDisk {
     /// `None`, with a message, if it cannot be mounted.
     fn mount(kind: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: mounting a small {kind} wants root");
+            println!("SKIPPED: mounting a small {kind} wants root");
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -369,7 +369,7 @@ impl SmallDisk {
         if line.trim() == "mounted" {
             return Some(disk);
         }
-        println!("skipped: no {kind} can be mounted here");
+        println!("SKIPPED: no {kind} can be mounted here");
         None
     }
 

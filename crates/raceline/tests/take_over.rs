@@ -419,7 +419,7 @@ fn a_successor_that_cannot_be_one_is_told_why() {
 #[test]
 fn another_user_takes_nothing_over() {
     if !getuid().is_root() {
-        return eprintln!("skipped: only root can be another user");
+        return eprintln!("SKIPPED: only root can be another user");
     }
     let place = Place::new(&["--keep-ram"]);
     let mut command = command(place.directory.path(), &["--take-over", "--keep-ram"]);

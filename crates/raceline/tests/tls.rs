@@ -315,7 +315,7 @@ impl KernelKey {
     fn add(description: &str, text: &str) -> Option<Self> {
         use linux_keyutils::{KeyRing, KeyRingIdentifier};
         let ring = KeyRing::from_special_id(KeyRingIdentifier::User, true);
-        let ring = ring.inspect_err(|error| eprintln!("skipped: no keyrings ({error})")).ok()?;
+        let ring = ring.inspect_err(|error| eprintln!("SKIPPED: no keyrings ({error})")).ok()?;
         Some(Self(ring.add_key(description, text).unwrap()))
     }
 }
@@ -338,6 +338,12 @@ fn hosts_take_keys_from_the_keyring_of_the_kernel() {
     let serial = format!("kernel:{}", kept.0.get_id().as_raw_id());
     for name in [&name, &serial] {
         let (code, text) = identify(&export, &["--tls-psk", name]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+    // As nvme-cli names it.
+    let number = kept.0.get_id().as_raw_id().to_string();
+    for option in ["--tls-key", "--tls_key"] {
+        let (code, text) = identify(&export, &["--tls", option, &number, "--keyring", "%:.nvme"]);
         assert_eq!(code, Some(0), "{text}");
     }
     let (code, text) = identify(&export, &["--tls-psk", "kernel:"]);

@@ -94,7 +94,7 @@ fn in_time(served: &Served, key: &TlsKey, limit: Duration) {
 fn a_host_connects_within_a_second_while_a_crowd_shakes_hands() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if !raise_open_files() {
-        println!("skipped: this process may not open {CROWD} files");
+        println!("SKIPPED: this process may not open {CROWD} files");
         return;
     }
     let key = TlsKey::generate(Hash::Sha256).unwrap();
@@ -121,7 +121,7 @@ fn a_host_connects_within_a_second_while_a_crowd_shakes_hands() {
 fn a_host_connects_while_a_crowd_keeps_coming() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if !raise_open_files() {
-        println!("skipped: this process may not open {CROWD} files");
+        println!("SKIPPED: this process may not open {CROWD} files");
         return;
     }
     let key = TlsKey::generate(Hash::Sha256).unwrap();

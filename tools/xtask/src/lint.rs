@@ -1,5 +1,7 @@
 //! `cargo xtask lint`: formatting, clippy, and the rules of this repository that no tool knows.
 
+pub(crate) mod skips;
+
 use std::fs;
 use std::path::Path;
 
@@ -202,6 +204,12 @@ fn look_at(name: &str, text: &str) -> Vec<String> {
         && let Some(line) = first_unsafe(text)
     {
         complaints.push(format!("{name}:{line}: unsafe outside the files listed in tools/xtask"));
+    }
+    for line in skips::silent(name, text) {
+        let spelled = skips::SKIPPED;
+        complaints.push(format!(
+            "{name}:{line}: a test that is skipped says so with `{spelled}`, or `unit` does not show it"
+        ));
     }
     if BELOW_STATE_MACHINES.iter().any(|folder| name.starts_with(folder))
         && let Some(line) = text.lines().position(uses_state_machines)

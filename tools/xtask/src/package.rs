@@ -3,6 +3,7 @@
 mod advisories;
 mod archive;
 mod build_id;
+mod c_library;
 mod check;
 mod containers;
 mod deb;
@@ -121,8 +122,8 @@ fn make(tree: &Tree, binary: &Path, out: &Path) -> Result<Packages> {
         sbom: out.join(format!("{name}.cdx.json")),
     };
     std::fs::write(&made.deb, deb::package(&supply.version, &files, time_s)?)?;
-    std::fs::write(&made.rpm, rpm::package(&supply.version, &files, time_s)?)?;
-    std::fs::write(&made.image, image::image(&program, &supply, time_s)?)?;
+    std::fs::write(&made.rpm, rpm::package((&supply.version, &supply.licence()), &files, time_s)?)?;
+    std::fs::write(&made.image, image::image(&tree.root, &program, (&supply, &sbom), time_s)?)?;
     std::fs::write(&made.sbom, sbom)?;
     Ok(made)
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::Tree;
 use crate::child::Task;
+use crate::lint::skips::SKIPPED;
 use crate::rdma;
 use crate::step::{Outcome, tests_passed};
 
@@ -161,7 +162,7 @@ fn run_one(program: &Program) -> Result<usize> {
         println!("{}: {line}", program.name());
     }
     // A test that lacks a program or a right passes, and says so.
-    for why in ended.output.lines().filter_map(|line| line.strip_prefix("SKIPPED: ")) {
+    for why in ended.output.lines().filter_map(|line| line.strip_prefix(SKIPPED)) {
         println!("# {}: SKIPPED: {why}", program.name());
     }
     if !ended.success() {

@@ -256,7 +256,7 @@ pub fn each_backend(test: impl Fn(Backend)) {
     test(Backend::Epoll);
     match open_io(Backend::Uring) {
         Ok(_) => test(Backend::Uring),
-        Err(error) => eprintln!("SKIPPED over io_uring: {error}"),
+        Err(error) => eprintln!("SKIPPED: over io_uring: {error}"),
     }
 }
 
@@ -399,7 +399,7 @@ impl Drop for Mount {
         let give_up = Instant::now() + Duration::from_secs(2);
         while let Err(error) = command("umount", &[self.0.to_str().unwrap()]) {
             if Instant::now() > give_up {
-                eprintln!("{} stays mounted: {error}", self.0.display());
+                eprintln!("# {} stays mounted: {error}", self.0.display());
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));

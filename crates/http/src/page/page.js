@@ -393,13 +393,12 @@ function draw() {
   const first = state.page * PAGE_ROWS;
   const seen = rows.slice(first, first + PAGE_ROWS);
   set($("range"), rows.length === 0 ? "none" : `${first + 1} to ${first + seen.length} of ${rows.length}`);
-  for (const id of ["first", "previous"]) $(id).disabled = state.page === 0;
-  for (const id of ["next", "last"]) $(id).disabled = state.page === pages - 1;
+  permitPages(state.page > 0, state.page < pages - 1);
   const body = $("body");
   const changes = token !== null && rowActions.length > 0;
-  while (body.rows.length > seen.length) body.lastElementChild.remove();
+  arrangeRows(seen, key, () => buildRow(columns, changes && rowActions));
   seen.forEach((row, index) => {
-    const tr = body.rows[index] || body.appendChild(buildRow(columns, changes && rowActions));
+    const tr = body.rows[index];
     tr.row = row;
     columns.forEach((column, cell) => {
       const text = column.text(row);
@@ -411,6 +410,34 @@ function draw() {
       tr.lastElementChild.querySelectorAll("button").forEach((button) => button.setAttribute("aria-label", `${button.textContent} ${key(row)}`));
     }
   });
+}
+
+// A button that has the focus gives it to another one before it is of no more use.
+function permitPages(back, forward) {
+  const held = document.activeElement;
+  for (const id of ["first", "previous"]) $(id).disabled = !back;
+  for (const id of ["next", "last"]) $(id).disabled = !forward;
+  if (!held || !held.disabled || !held.closest(".pager")) return;
+  (back ? $("previous") : forward ? $("next") : $("scroll")).focus();
+}
+
+// Makes as many rows as are seen. The row that has the focus, or had it before a dialog opened, stays with its object: the
+// others move around it. If its object is not seen any more, no other object gets the focus.
+function arrangeRows(seen, key, build) {
+  const body = $("body");
+  const focused = $("dialog").open ? opener : document.activeElement;
+  const held = focused && focused.closest("#body tr");
+  const to = held ? seen.findIndex((row) => key(row) === key(held.row)) : -1;
+  if (held && to < 0) {
+    held.remove();
+    if (!$("dialog").open) $("scroll").focus();
+  }
+  while (body.rows.length < seen.length) body.append(build());
+  if (to >= 0) {
+    while (held.sectionRowIndex > to) held.after(body.rows[to]);
+    while (held.sectionRowIndex < to) held.before(body.lastElementChild);
+  }
+  while (body.rows.length > seen.length) body.lastElementChild.remove();
 }
 
 function buildRow(columns, rowActions) {
@@ -511,6 +538,7 @@ async function turn() {
 // Changes.
 
 let submit = null;
+let opener = null; // what has the focus again when the dialog closes
 
 // Asks for fields ([id, label, default, hint or choices]) and does the work with them.
 function ask(title, fields, work, button = "OK") {
@@ -535,6 +563,7 @@ function ask(title, fields, work, button = "OK") {
     const values = Object.fromEntries([...$("fields").querySelectorAll("input, select")].map((input) => [input.name, input.value.trim()]));
     await work(values);
   };
+  opener = document.activeElement;
   $("dialog").showModal();
 }
 

@@ -1,5 +1,6 @@
 //! Clients that are slow, large, many or wrong: each is refused, and others are served meanwhile.
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -267,27 +268,102 @@ fn an_address_with_many_wrong_tokens_is_told_to_wait() {
 fn a_scrape_during_changes_is_whole() {
     let served = Served::start();
     served.export("nqn.2016-06.io.spdk:cnode1");
-    let done = AtomicBool::new(false);
+    let folder = tempfile::tempdir().unwrap();
+    let still = whole(&served);
+    let (done, mut met) = (AtomicBool::new(false), BTreeSet::new());
     std::thread::scope(|scope| {
         let changing = scope.spawn(|| {
             for round in 0..20 {
-                let nqn = format!("nqn.2016-06.io.spdk:more{round}");
-                let device = json!({ "name": "N", "num_blocks": 8, "block_size": 512 });
-                served.change("bdev_malloc_create", device);
-                served.change("nvmf_create_subsystem", json!({ "nqn": nqn }));
-                let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": "N" } });
-                served.change("nvmf_subsystem_add_ns", namespace);
-                served.change("nvmf_delete_subsystem", json!({ "nqn": nqn }));
-                served.change("bdev_malloc_delete", json!({ "name": "N" }));
+                change_and_undo(&served, folder.path(), round);
             }
             done.store(true, Ordering::Relaxed);
         });
         while !done.load(Ordering::Relaxed) && !changing.is_finished() {
-            let accept = "Accept: application/openmetrics-text;version=1.0.0";
-            let text = served.ask("GET", "/metrics", &[accept], "").body;
-            assert!(text.ends_with("# EOF\n"));
-            assert!(text.contains("raceline_bdev_capacity_bytes{bdev_name=\"M0\"} 1048576\n"));
+            let seen = whole(&served);
+            assert!(seen.contains("raceline_bdev_capacity_bytes{bdev_name=\"M0\"}"), "{seen:?}");
+            met.insert(seen.difference(&still).cloned().collect::<BTreeSet<String>>());
         }
         changing.join().unwrap();
     });
+    // Scrapes came half way: what was made in one round, and goes at its end, was seen in parts.
+    let kinds = [
+        "bdev_metadata",
+        "subsystem_metadata",
+        "listener_connections",
+        "disk_metadata",
+        "host_connection_state",
+    ];
+    for kind in kinds {
+        let start = format!("raceline_{kind}{{");
+        let is_there = |seen: &&BTreeSet<String>| seen.iter().any(|one| one.starts_with(&start));
+        let with = met.iter().filter(is_there).count();
+        assert!(
+            0 < with && with < met.len(),
+            "{kind}: in {with} of {} kinds of scrapes",
+            met.len()
+        );
+    }
+    assert!(met.len() > kinds.len(), "all scrapes had the same series: {met:?}");
+}
+
+/// A device, a disk, a subsystem, a namespace, a host and a listener come and go.
+fn change_and_undo(served: &Served, folder: &std::path::Path, round: usize) {
+    let nqn = format!("nqn.2016-06.io.spdk:more{round}");
+    let host = format!("nqn.2014-08.org.example:h{round}");
+    for name in ["N", "V"] {
+        served.change(
+            "bdev_malloc_create",
+            json!({ "name": name, "num_blocks": 8, "block_size": 512 }),
+        );
+    }
+    let socket = folder.join(format!("{round}.sock"));
+    served.change("vhost_create_blk_controller", json!({ "ctrlr": socket, "dev_name": "V" }));
+    served.change("nvmf_create_subsystem", json!({ "nqn": nqn }));
+    let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": "N" } });
+    served.change("nvmf_subsystem_add_ns", namespace);
+    served.change("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": host }));
+    let address =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "0" });
+    served.change("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address }));
+    let listeners = served.change("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
+    drop(crate::counts::connect(port, &nqn, &host));
+    served.change("nvmf_subsystem_remove_host", json!({ "nqn": nqn, "host": host }));
+    served.change("nvmf_delete_subsystem", json!({ "nqn": nqn }));
+    served.change("vhost_delete_controller", json!({ "ctrlr": socket }));
+    for name in ["N", "V"] {
+        served.change("bdev_malloc_delete", json!({ "name": name }));
+    }
+}
+
+/// The series of a scrape, which is whole: it ends as it has to, each series is there once, and each sample stands below
+/// the declaration of its family, with a number as its value.
+fn whole(served: &Served) -> BTreeSet<String> {
+    let accept = "Accept: application/openmetrics-text;version=1.0.0";
+    let text = served.ask("GET", "/metrics", &[accept], "").body;
+    let samples = text.strip_suffix("# EOF\n").unwrap_or_else(|| panic!("no end: {text}"));
+    let (mut all, mut families, mut suffixes) = (BTreeSet::new(), BTreeSet::new(), &[""][..]);
+    let mut family = "";
+    for line in samples.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap();
+            assert!(families.insert(name), "{name} is declared twice");
+            family = name;
+            suffixes = match kind {
+                "counter" => &["_total"],
+                "gauge" => &[""],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                other => panic!("{name} is a {other}"),
+            };
+        } else if !line.starts_with("# HELP ") {
+            let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
+            let name = series.split('{').next().unwrap_or_default();
+            let suffix = name.strip_prefix(family).unwrap_or("?");
+            assert!(suffixes.contains(&suffix), "{line} does not belong to {family}");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            assert!(all.insert(series.to_owned()), "{series} is there twice");
+        }
+    }
+    assert!(families.len() > 100, "{}", families.len());
+    all
 }

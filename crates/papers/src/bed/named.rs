@@ -141,13 +141,13 @@ mod tests {
         let links = || run("ip", &["-o", "link"]).unwrap();
         let before = links();
         if Side::BOTH.map(exists) != [false; 2] {
-            println!("skipped: somebody's bed is up");
+            println!("SKIPPED: somebody's bed is up");
             return;
         }
         match up(&LinkOptions::default()) {
             Ok(states) => assert!(states.iter().all(|state| state.napi_ids.len() == 4)),
             Err(NamedError::Make(VethError::Refused(error))) => {
-                println!("skipped: {error}");
+                println!("SKIPPED: {error}");
                 return;
             }
             Err(error) => panic!("{error}"),

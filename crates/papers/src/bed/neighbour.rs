@@ -239,7 +239,7 @@ mod tests {
         match Veth::make(&LinkOptions::default()) {
             Ok(bed) => Some(bed),
             Err(VethError::Refused(error)) => {
-                println!("skipped: {error}");
+                println!("SKIPPED: {error}");
                 None
             }
             Err(error) => panic!("{error}"),

@@ -54,7 +54,7 @@ fn is_overloaded(record: &Record) -> bool {
     let is_one_missing = missing.any(|missing| missing.why.starts_with("no command ended"));
     let is = is_one_missing && record.points.iter().any(|point| !point.runs.is_empty());
     if is {
-        println!("nothing to test here: {:?}", record.missing);
+        println!("SKIPPED: nothing to test here: {:?}", record.missing);
     }
     is
 }

@@ -198,23 +198,14 @@ pub(crate) struct FileArgs {
     /// no file [default without -a: /etc/nvme/config.json]
     #[arg(short = 'J', long, alias = "config-file", value_name = "FILE", help_heading = "Target")]
     pub(crate) config: Option<PathBuf>,
-
-    /// TLS with the key that the kernel keeps for this host and subsystem: --tls-psk kernel:
-    #[arg(long, conflicts_with_all = ["tls_psk", "concat", "bdev"], help_heading = "Host")]
-    pub(crate) tls: bool,
 }
 
 impl FromArgMatches for RemoteArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut connect = ConnectArgs::from_arg_matches(matches)?;
-        let file = FileArgs::from_arg_matches(matches)?;
-        if file.tls {
-            connect.address.tls_psk = Some(PathBuf::from("kernel:"));
-        }
         Ok(Self {
-            connect,
+            connect: ConnectArgs::from_arg_matches(matches)?,
             given: Given::of(matches),
-            file,
+            file: FileArgs::from_arg_matches(matches)?,
             queues: QueueNumbers::from_arg_matches(matches)?,
         })
     }
@@ -231,6 +222,7 @@ impl clap::Args for RemoteArgs {
             .mut_arg("address", |arg| {
                 arg.required(false).default_value("").hide_default_value(true)
             })
+            .mut_arg("tls", |arg| arg.conflicts_with("bdev"))
             .mut_arg("nqn", |arg| {
                 let arg = arg.required(false).required_unless_present("bdev");
                 arg.default_value_if("bdev", ArgPredicate::IsPresent, NO_NQN)
@@ -319,7 +311,7 @@ fn listen(text: &str) -> Result<SocketAddr, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     use super::*;
     use crate::cli::{Cli, Verb};
@@ -380,6 +372,39 @@ mod tests {
         assert!(!words.contains("192.0.2.1 ") && !words.contains("nqn."), "{words}");
         for wrong in ["-Q 1", "-Q 4097", "-T 256", "-f a/b", "-J f --bdev ram:1M"] {
             parse(&format!("--as nbd -n nqn.2026-01.io.raceline:x -a h {wrong}")).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn keys_are_named_as_nvme_cli_names_them() {
+        let at = "-t tcp -a 192.0.2.1 -n nqn.2026-01.io.raceline:x";
+        let identity = "NVMe1R01_h_s_d";
+        for verb in ["connect --as nbd", "connect-all", "discover", "id-ctrl", "identify", "perf"] {
+            let at =
+                if matches!(verb, "connect-all" | "discover") { "-t tcp -a 192.0.2.1" } else { at };
+            for (options, expected) in [
+                ("--tls", "kernel:"),
+                ("--tls --keyring .nvme --tls_key 305419896", "kernel:305419896"),
+                ("--tls --keyring=0x1234 --tls-key=0x12345678", "kernel:0x12345678"),
+                (&format!("--tls --tls-key-identity {identity}"), "kernel:"),
+                (&format!("--tls_key_identity {identity} --tls-key 7"), "kernel:7"),
+                ("--tls --tls-psk file", "file"),
+            ] {
+                let words = format!("raceline {verb} {at} {options}");
+                let words: Vec<&str> = words.split(' ').collect();
+                let matches = Cli::command().try_get_matches_from(&words);
+                let matches = matches.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+                let (_, matches) = matches.subcommand().unwrap();
+                let key = matches.get_one::<PathBuf>("tls_psk").unwrap();
+                assert_eq!(key, std::path::Path::new(expected), "{words:?}");
+                let has_identity = matches.get_one::<String>("tls_key_identity").is_some();
+                assert_eq!(has_identity, options.contains("identity"), "{words:?}");
+            }
+            for wrong in ["--tls --concat", "--tls-key-identity x --concat", "--tls-key 7 --concat"]
+            {
+                let words = format!("raceline {verb} {at} {wrong}");
+                Cli::command().try_get_matches_from(words.split(' ')).unwrap_err();
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{ArgPredicate, PathBufValueParser, TypedValueParser as _};
 use raceline_host::Transport;
 use raceline_proto::nvme::{HostId, NamespaceId, Nqn};
 use raceline_reactor::socket::Interface;
@@ -69,10 +70,26 @@ pub(crate) struct AddressArgs {
     pub(crate) algorithms: AlgorithmArgs,
     /// File with the key for TLS 1.3 with this controller (NVMeTLSkey-1:...), readable by its owner only, or name of a
     /// key; kernel: is the key that nvme-cli has inserted for this host and subsystem, kernel:SERIAL and
-    /// kernel:DESCRIPTION are other keys of the kernel
+    /// kernel:DESCRIPTION are other keys of the kernel, and so is a number, as nvme-cli's --tls-key has it
     /// [default: the key in RACELINE_TLS_PSK; without one, nothing is encrypted]
-    #[arg(long, value_name = "KEY", help_heading = "Host")]
+    #[arg(long, aliases = ["tls-key", "tls_key"], value_name = "KEY", help_heading = "Host")]
+    #[arg(value_parser = PathBufValueParser::new().map(values::tls_key))]
+    #[arg(default_value_ifs([("tls", ArgPredicate::IsPresent, "kernel:"), ("tls_key_identity", ArgPredicate::IsPresent, "kernel:")]))]
     pub(crate) tls_psk: Option<PathBuf>,
+
+    /// TLS; without --tls-psk with the key that the kernel keeps for this host and subsystem: --tls-psk kernel:
+    #[arg(long, conflicts_with = "concat", help_heading = "Host")]
+    pub(crate) tls: bool,
+
+    /// Identity of the key (NVMe1R01 HOSTNQN NQN DIGEST), which has to be for this host and subsystem; without --tls-psk
+    /// it is the kernel's key for them
+    #[arg(long, alias = "tls_key_identity", value_name = "IDENTITY", help_heading = "Host")]
+    #[arg(conflicts_with_all = ["concat", "tls_identity"])]
+    pub(crate) tls_key_identity: Option<String>,
+
+    /// Taken as nvme-cli has it: keys are looked for in all keyrings that this user can see
+    #[arg(long, value_name = "KEYRING", hide = true)]
+    pub(crate) keyring: Option<String>,
 
     /// Version of the identity by which the key is offered: 0 for controllers of NVMe/TCP 1.0
     #[arg(long, value_name = "VERSION", help_heading = "Host", default_value_t = 1)]

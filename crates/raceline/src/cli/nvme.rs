@@ -48,8 +48,7 @@ impl Given {
         let mut given = Self::default();
         let command = ConnectArgs::augment_args(clap::Command::new("options"));
         let command = super::queues::QueueNumbers::augment_args(command);
-        let own = clap::Arg::new("tls").long("tls").action(clap::ArgAction::SetTrue);
-        for arg in command.arg(own).get_arguments() {
+        for arg in command.get_arguments() {
             let id = arg.get_id().as_str();
             let is_known = matches.try_contains_id(id).is_ok();
             if !is_known || matches.value_source(id) != Some(ValueSource::CommandLine) {
@@ -91,10 +90,6 @@ pub(crate) struct NamedArgs {
         help_heading = "Target"
     )]
     pub(crate) config: Option<PathBuf>,
-
-    /// TLS with the key that the kernel keeps for this host and subsystem: --tls-psk kernel:
-    #[arg(long, conflicts_with_all = ["tls_psk", "concat"], help_heading = "Host")]
-    pub(crate) tls: bool,
 
     /// The socket of the daemon that has DEVICE [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock]
     #[arg(long, value_name = "PATH", env = SOCKET_VARIABLE, help_heading = "Target")]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use raceline_bdev::ByteSize;
@@ -165,6 +166,24 @@ pub(crate) struct CoreList(pub(crate) Vec<usize>);
 /// The name of a subsystem or a host: an NQN, or another name that users and other targets choose.
 pub(crate) fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|error| error.to_string())
+}
+
+/// A key for TLS: a number is the serial number of a key of the kernel.
+pub(crate) fn tls_key(given: PathBuf) -> PathBuf {
+    match given.to_str().is_some_and(is_serial) {
+        true => PathBuf::from(format!("kernel:{}", given.display())),
+        false => given,
+    }
+}
+
+/// Whether a text is a number as nvme-cli writes that of a key, decimal or with 0x.
+pub(crate) fn is_serial(text: &str) -> bool {
+    let is_hex = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
+    match text.strip_prefix("0x") {
+        Some(digits) => !digits.is_empty() && is_hex(digits),
+        None => !text.is_empty() && is_number(text),
+    }
 }
 
 /// The name of a network interface.

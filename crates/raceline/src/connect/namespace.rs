@@ -333,6 +333,21 @@ mod tests {
     }
 
     #[test]
+    fn the_serial_number_of_a_key_in_a_file_names_it() {
+        let of = |members: &str, line: &str| {
+            let file = file(&format!(r#"{{"traddr": "127.0.0.1"{members}}}"#));
+            let args = parse(&format!("-J {} {line}", file.path().display()));
+            let found = connections(&args.remote).map_err(|failure| failure.message).unwrap();
+            found[0].connect.address.tls_psk.clone()
+        };
+        let kernel = |name: &str| Some(std::path::PathBuf::from(name));
+        assert_eq!(of(r#", "tls": true, "tls_key": 305419896"#, ""), kernel("kernel:305419896"));
+        assert_eq!(of(r#", "tls": true, "tls_key": 0"#, ""), kernel("kernel:"));
+        assert_eq!(of(r#", "tls_key": 305419896"#, ""), None);
+        assert_eq!(of(r#", "tls": true, "tls_key": 7"#, "--tls_key 0x9"), kernel("kernel:0x9"));
+    }
+
+    #[test]
     fn what_is_printed_is_read_back() {
         let line = "-a 127.0.0.1 -s 71 -w 127.0.0.2 -f lo -T 8 -Q 64 -k 1500ms -c 2 -l -1 -g --fast-io-fail-tmo 9 --tls-psk kernel:";
         let args = parse(line);

@@ -1,6 +1,6 @@
 //! The controller that a verb of nvme-cli is about: by its address, by a file of connections, or by its name in a daemon.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use raceline_host::blocking::Host;
@@ -187,11 +187,7 @@ pub(super) fn overrides(args: &DeviceArgs) -> Overrides<'_> {
 
 /// The options as they are.
 pub(super) fn plain(args: &DeviceArgs) -> Result<Connection, Failure> {
-    let mut connect = args.connect.clone();
-    if args.named.tls {
-        connect.address.tls_psk = Some(PathBuf::from("kernel:"));
-    }
-    Ok(Connection::new(connect))
+    Ok(Connection::new(args.connect.clone()))
 }
 
 /// The addresses that the file has for the subsystem.

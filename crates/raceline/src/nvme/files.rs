@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use clap::Parser;
-use raceline_auth::{IdentityVersion, PskIdentity};
+use raceline_auth::IdentityVersion;
 use raceline_host::HostConfig;
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -17,8 +17,9 @@ use zeroize::Zeroizing;
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::nvme::{DeviceArgs, Given};
 use crate::cli::queues::QueueNumbers;
+use crate::cli::values::is_serial;
 use crate::failure::{Failure, one_line};
-use crate::remote::{self, Secrets};
+use crate::remote::{self, ALL_KEYRINGS, KEYRINGS, Secrets};
 use crate::shell;
 use crate::table::printable;
 
@@ -94,7 +95,7 @@ impl Overrides<'_> {
                 secrets.controller.clone_from(&controller);
                 address.dhchap_ctrl_secret = line.dhchap_ctrl_secret.clone().filter(|_| are_names);
             }
-            if given.has("tls_psk") {
+            if given.has("tls_psk") || given.has("tls_key_identity") {
                 secrets.tls = None;
             }
         }
@@ -291,7 +292,15 @@ fn connection(place: &str, words: Vec<Zeroizing<String>>) -> Result<Connection, 
             value = words.next();
         }
         let value = value.ok_or_else(|| Failure::usage(format!("{place}: {name} has no value")))?;
+        if kind == "tls_key" && is_serial(&value) {
+            plain.push(format!("--tls-psk={}", value.as_str()));
+            continue;
+        }
         put_secret(&mut secrets, kind, &value, &format!("{place}: {name}"))?;
+    }
+    if secrets.tls.is_some() {
+        // The key of the line takes the place of the kernel's.
+        plain.retain(|word| word != "--tls");
     }
     let has = |short: &str, long: &str| {
         plain.iter().any(|word| word.starts_with(short) || word.starts_with(long))
@@ -419,8 +428,6 @@ const OTHERS: [&str; 4] = ["discovery", "concat", "keyring", "tls_key_identity"]
 const OF_SUBSYSTEM: [&str; 2] = ["nqn", "ports"];
 const OF_HOST: [&str; 6] =
     ["hostnqn", "hostid", "subsystems", "dhchap_key", "dhchap_ctrl_key", "tls_key"];
-/// The keyring of the kernel in which nvme-cli keeps keys, as its file and keyctl(1) write it.
-const KEYRINGS: [&str; 2] = [".nvme", "%:.nvme"];
 
 impl ConfigReader<'_> {
     fn wrong(&self, place: &str, what: &str) -> Failure {
@@ -483,7 +490,9 @@ impl ConfigReader<'_> {
             return Ok(());
         }
         let is_discovery = nqn == DISCOVERY_NQN || port["discovery"] == true;
-        let has_key = !port["tls_key"].is_null() || !host["tls_key"].is_null();
+        let serial = serial_of(host, port);
+        let has_key =
+            serial.is_some() || port["tls_key"].is_string() || host["tls_key"].is_string();
         let has_identity = !port["tls_key_identity"].is_null();
         let mut words = vec!["-n".to_owned(), nqn.to_owned()];
         for (name, option) in [("hostnqn", "-q"), ("hostid", "-I")] {
@@ -526,6 +535,11 @@ impl ConfigReader<'_> {
             && port["ctrl_loss_tmo"].is_null()
         {
             words.push(format!("--ctrl-loss-tmo={CTRL_LOSS_TMO_S}"));
+        }
+        if let Some(serial) = serial
+            && !self.more.iter().any(|word| is_security(word))
+        {
+            words.push(format!("--tls-psk={serial}"));
         }
         self.key_of_kernel((host, nqn, has_key), port, place, &mut words)?;
         if port["trsvcid"].is_null() && nqn != DISCOVERY_NQN {
@@ -586,11 +600,7 @@ impl ConfigReader<'_> {
             value => self.text(value, &at)?.map(str::to_owned),
         };
         if keyring.is_some_and(|keyring| !KEYRINGS.contains(&keyring.as_str())) {
-            self.note(
-                &at,
-                "keys are looked for in all keyrings that this user can see; name a key by --tls-psk kernel:SERIAL if \
-                 another one is found (keyctl show lists them)",
-            );
+            self.note(&at, ALL_KEYRINGS);
         }
         let at = format!("{place}.tls_key_identity");
         let Some(identity) = self.text(&port["tls_key_identity"], &at)? else { return Ok(()) };
@@ -609,23 +619,11 @@ impl ConfigReader<'_> {
             self.note(&at, "the key is in the file (tls_key), and is offered by an identity that is made of it");
             return Ok(());
         }
-        let Some(parsed) = PskIdentity::parse(identity) else {
-            let what = "it is no identity of a key for TLS (NVMe1R01 HOSTNQN SUBSYSNQN DIGEST), as nvme check-tls-key \
-                        prints it";
-            return Err(self.wrong(&at, what));
-        };
-        let names: Vec<&str> = identity.split(' ').skip(1).collect();
-        let own_host = host["hostnqn"].as_str().or(names.first().copied());
-        if names.first().copied() != own_host || names.get(1) != Some(&nqn) {
-            let what = format!(
-                "it is for other names: `{}`, and not for this host and {}",
-                printable(identity),
-                printable(nqn)
-            );
-            return Err(self.wrong(&at, &what));
-        }
+        let own_host = host["hostnqn"].as_str().or(identity.split(' ').nth(1));
+        let version = remote::identity_version(identity, (own_host.unwrap_or_default(), nqn))
+            .map_err(|what| self.wrong(&at, &what))?;
         // The kernel has it under these names.
-        let version = u8::from(parsed.version() != IdentityVersion::Zero);
+        let version = u8::from(version != IdentityVersion::Zero);
         words.extend(["--tls-psk=kernel:".to_owned(), format!("--tls-identity={version}")]);
         Ok(())
     }
@@ -643,6 +641,10 @@ impl ConfigReader<'_> {
                 (Value::Null, value) => (value, format!("the host's {kind}")),
                 (value, _) => (value, format!("{place}.{kind}")),
             };
+            if kind == "tls_key" && value.is_number() {
+                // The serial number of a key of the kernel.
+                continue;
+            }
             if let Some(text) = self.text(value, &at)? {
                 put_secret(into, kind, text, &format!("{}: {at}", self.path.display()))?;
                 self.has_secrets = true;
@@ -652,9 +654,16 @@ impl ConfigReader<'_> {
     }
 }
 
+/// The serial number of a key of the kernel, which older ones of nvme-cli write where newer ones write a key. 0 is none.
+fn serial_of(host: &Value, port: &Value) -> Option<i64> {
+    let value = if port["tls_key"].is_null() { &host["tls_key"] } else { &port["tls_key"] };
+    value.as_i64().filter(|serial| *serial > 0 && port["tls"] == true)
+}
+
 /// Whether a word of the command line says what begins the connection's security.
 fn is_security(word: &str) -> bool {
-    ["--tls", "--tls-psk", "--concat"].contains(&word.split('=').next().unwrap_or_default())
+    ["--tls", "--tls-psk", "--tls-key-identity", "--concat"]
+        .contains(&word.split('=').next().unwrap_or_default())
 }
 
 /// The text of a regular file of a bearable size.
@@ -703,6 +712,23 @@ mod tests {
             let shown = |found: Vec<Connection>| found.iter().map(Connection::shown).collect();
             found.map(shown).map_err(|failure| failure.message)
         })
+    }
+
+    #[test]
+    fn a_key_in_a_line_is_a_number_or_the_key_itself() {
+        let read = |options: &str| {
+            let line = format!("-a 192.0.2.1 --tls {options}");
+            let words = line.split(' ').map(|word| Zeroizing::new(word.to_owned())).collect();
+            let made = connection("line", words).map_err(|failure| failure.message).unwrap();
+            (made.connect.address.tls_psk, made.secrets.tls.is_some())
+        };
+        let kernel = |name: &str| Some(std::path::PathBuf::from(name));
+        assert_eq!(read("--keyring .nvme"), (kernel("kernel:"), false));
+        assert_eq!(read("--tls_key 305419896"), (kernel("kernel:305419896"), false));
+        assert_eq!(read("--tls-key=0x12"), (kernel("kernel:0x12"), false));
+        // A key in the line takes the place of the kernel's.
+        let key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+        assert_eq!(read(&format!("--tls_key {key}")), (None, true));
     }
 
     #[test]

@@ -20,7 +20,7 @@ const DAEMON: &str = env!("CARGO_BIN_EXE_raceline");
 fn is_there() -> bool {
     let there = Command::new(ACTIVATE).arg("--version").stdout(Stdio::null()).status().is_ok();
     if !there {
-        eprintln!("skipped: there is no {ACTIVATE} (Debian's package systemd)");
+        eprintln!("SKIPPED: there is no {ACTIVATE} (Debian's package systemd)");
     }
     there
 }

@@ -124,7 +124,7 @@ impl Bed {
             Ok(held) => held,
             // Where no process may stop another's thread, there is nothing to see.
             Err(why) => {
-                eprintln!("a thread cannot be held here: {why}");
+                eprintln!("SKIPPED: a thread cannot be held here: {why}");
                 return false;
             }
         };

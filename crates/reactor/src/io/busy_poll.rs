@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_ring_keeps_what_it_is_told() {
         let Ok(mut io) = UringIo::new() else {
-            eprintln!("skipped: io_uring is not permitted");
+            eprintln!("SKIPPED: io_uring is not permitted");
             return;
         };
         check(io.busy_poll(TIME), None);

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::deb::PROGRAM;
 use super::image::USER;
+use super::supply::Supply;
 use super::{Packages, binary, containers, make, pages};
 use crate::child::{Task, has_program};
 use crate::raceline::Tree;
@@ -42,6 +43,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let mut checks = Checks::default();
     checks.run("the-same-again", || the_same_again(tree, binary, &made, &scratch));
     checks.run("files", || files(&made));
+    checks.run("licences", || licences(tree, &made, &scratch.join("licences")));
     checks.run("links-of-pages", || pages::check(&made, &scratch.join("pages")));
     checks.run("libraries", || libraries(binary));
     checks.run("size-of-rdma", || size_of_rdma(binary));
@@ -59,7 +61,7 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     } else {
         checks.skip("rpmlint", "missing: rpmlint (package rpmlint)");
     }
-    checks.run("image", || image(&made, &scratch.join("image")));
+    checks.run("image", || image(tree, &made, &scratch.join("image")));
     match containers::missing() {
         Some(why) => checks.skip("image-in-podman", &why),
         None => checks.run("image-in-podman", || containers::run(&made, &scratch.join("podman"))),
@@ -382,8 +384,77 @@ fn rpmlint(made: &Packages) -> Result<()> {
     Ok(())
 }
 
+/// The Debian package has the text of a licence for each crate, and the RPM package's licence is that of all crates.
+fn licences(tree: &Tree, made: &Packages, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    Task::new("dpkg-deb")
+        .args(["--extract".as_ref(), made.deb.as_os_str(), to.as_os_str()])
+        .check()?;
+    all_texts(tree, to)?;
+    let query = ["--query", "--package", "--queryformat", "%{LICENSE}"];
+    let said = Task::new("rpm").args(query).args([&made.rpm]).limit(120).check()?.stdout;
+    let bill: Value = serde_json::from_slice(&std::fs::read(&made.sbom)?)?;
+    let mut terms = 0;
+    for component in bill["components"].as_array().into_iter().flatten() {
+        let licence = component["licenses"][0]["expression"].as_str().unwrap_or_default();
+        for term in super::rules::terms(licence) {
+            terms += 1;
+            let is_there = super::rules::terms(&said).contains(&term);
+            ensure!(
+                is_there,
+                "{} is under {term}, and the RPM package is `{said}`",
+                component["name"]
+            );
+        }
+    }
+    ensure!(terms > 100, "the bill of materials names {terms} licences only");
+    println!("# licence of the RPM package: {said}");
+    Ok(())
+}
+
+/// What a `copyright` refers to is beside it, and has a text for each crate of the program.
+fn all_texts(tree: &Tree, root: &Path) -> Result<()> {
+    let folder = root.join(super::deb::DOCUMENTS);
+    let copyright = std::fs::read_to_string(folder.join("copyright"))?;
+    ensure!(copyright.contains("licences.txt.gz beside this file"), "{copyright}");
+    let texts = unzipped(&folder.join("licences.txt.gz"))?;
+    let lacking = Supply::read(&tree.root)?.without_text(&texts);
+    ensure!(lacking.is_empty(), "no text of the licence of {}", lacking.join(", "));
+    Ok(())
+}
+
+/// Each library of the image is in its bill of materials, and the texts of their licences are there.
+fn texts_of_libraries(root: &Path) -> Result<()> {
+    let folder = root.join(super::deb::DOCUMENTS);
+    let texts = unzipped(&folder.join(format!("{}.gz", super::c_library::LICENCES)))?;
+    for word in [
+        "GNU LESSER GENERAL PUBLIC LICENSE",
+        "GCC RUNTIME LIBRARY EXCEPTION",
+        "GNU GENERAL PUBLIC LICENSE\n                       Version 3",
+        "==== glibc (libc6 ",
+        "==== libgcc (libgcc-s1 ",
+    ] {
+        ensure!(texts.contains(word), "the licences of the image's libraries do not say {word}");
+    }
+    let bill: Value = serde_json::from_str(&unzipped(&folder.join("sbom.cdx.json.gz"))?)?;
+    let components = bill["components"].as_array().context("no components")?;
+    for package in ["pkg:deb/debian/libc6@", "pkg:deb/debian/libgcc-s1@"] {
+        let is_it =
+            |one: &&Value| one["purl"].as_str().is_some_and(|purl| purl.starts_with(package));
+        let count = components.iter().filter(is_it).count();
+        ensure!(count == 1, "the image's bill of materials has {package} {count} times");
+    }
+    Ok(())
+}
+
+/// The text of a compressed file.
+fn unzipped(file: &Path) -> Result<String> {
+    ensure!(file.exists(), "{} is not there", file.display());
+    Ok(Task::new("gzip").args(["-dc".as_ref(), file.as_os_str()]).check()?.stdout)
+}
+
 /// The image is a layout that unpacks, and its program runs as its user with nothing else around.
-fn image(made: &Packages, to: &Path) -> Result<()> {
+fn image(tree: &Tree, made: &Packages, to: &Path) -> Result<()> {
     let (layout, root) = (to.join("layout"), to.join("root"));
     for folder in [&layout, &root] {
         std::fs::create_dir_all(folder)?;
@@ -414,6 +485,8 @@ fn image(made: &Packages, to: &Path) -> Result<()> {
     ensure!(config["config"]["User"] == format!("{USER}:{USER}"), "another user: {config}");
     unpack(&blob(&manifest["layers"][0])?, &root)?;
     ensure!(!root.join("bin/sh").exists(), "the image has a shell");
+    all_texts(tree, &root)?;
+    texts_of_libraries(&root)?;
     // Default filters of containers forbid io_uring; the program must do without.
     let root_text = root.to_string_lossy().into_owned();
     let user = format!("--userspec={USER}:{USER}");

@@ -8,20 +8,38 @@ use sha2::{Digest as _, Sha256};
 
 use super::arch;
 use super::archive::{Entry, gzip, tar};
-use super::deb::PROGRAM;
+use super::c_library::{LICENCES, Library, licences, with_libraries};
+use super::deb::{DOCUMENTS, PROGRAM};
 use super::supply::Supply;
 use crate::child::Task;
 
 /// The user and group of the program.
 pub(super) const USER: u32 = 65532;
 
-/// What the layer holds.
-pub(super) fn layer(program: &Path, supply: &Supply) -> Result<Vec<Entry>> {
+/// What stands before the licences of the C library.
+const PREFACE: &str = "This image contains the C library and GCC's library, unchanged, as Debian's packages have them. They stand below with
+their licences. Debian has their sources: `apt-get source PACKAGE=VERSION`, or https://snapshot.debian.org.
+";
+
+/// What the layer holds. The bill of materials is that of the program; the layer's own also has the libraries.
+pub(super) fn layer(
+    root: &Path,
+    program: &Path,
+    (supply, sbom): (&Supply, &[u8]),
+) -> Result<Vec<Entry>> {
+    let files = libraries(program)?;
+    let libraries = Library::find_all(files.iter().map(Path::new))?;
+    let document = |name: &str| format!("{DOCUMENTS}/{name}");
+    let (bill, texts) = (with_libraries(sbom, &libraries)?, supply.texts(root)?);
+    let own_licences = licences(PREFACE, &libraries)?;
     let mut entries = vec![
         Entry::file(PROGRAM, 0o755, std::fs::read(program)?),
         Entry::file("etc/passwd", 0o644, format!("raceline:x:{USER}:{USER}::/:/nonexistent\n")),
         Entry::file("etc/group", 0o644, format!("raceline:x:{USER}:\n")),
-        Entry::file("usr/share/doc/raceline/copyright", 0o644, supply.copyright()),
+        Entry::file(&document("copyright"), 0o644, supply.copyright()),
+        Entry::file(&document("licences.txt.gz"), 0o644, gzip(texts.as_bytes())?),
+        Entry::file(&document(&format!("{LICENCES}.gz")), 0o644, gzip(own_licences.as_bytes())?),
+        Entry::file(&document("sbom.cdx.json.gz"), 0o644, gzip(&bill)?),
     ];
     // Two folders are its own: where its socket is, and its state.
     for path in ["run/raceline/", "var/lib/raceline/"] {
@@ -31,7 +49,7 @@ pub(super) fn layer(program: &Path, supply: &Supply) -> Result<Vec<Entry>> {
     for path in ["tmp/", "var/tmp/"] {
         entries.push(Entry { mode: 0o1777, ..Entry::folder(path) });
     }
-    for library in libraries(program)? {
+    for library in files {
         let bytes = std::fs::read(&library).with_context(|| library.clone())?;
         entries.push(Entry::file(library.trim_start_matches('/'), 0o755, bytes));
     }
@@ -56,8 +74,13 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
 }
 
 /// The image as a tar of an OCI layout.
-pub(super) fn image(program: &Path, supply: &Supply, time_s: u64) -> Result<Vec<u8>> {
-    let plain = tar("", &layer(program, supply)?, time_s)?;
+pub(super) fn image(
+    root: &Path,
+    program: &Path,
+    (supply, sbom): (&Supply, &[u8]),
+    time_s: u64,
+) -> Result<Vec<u8>> {
+    let plain = tar("", &layer(root, program, (supply, sbom))?, time_s)?;
     let config = json!({
         "architecture": arch()?, "os": "linux",
         "config": {

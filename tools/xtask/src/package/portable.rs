@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
 use super::archive::{Entry, gzip, tar};
+use super::c_library::{LICENCES, Library, licences, with_libraries};
 use super::supply::Supply;
 use super::{arch, strip};
 use crate::child::{Task, has_program};
@@ -16,58 +16,19 @@ use crate::raceline::Tree;
 const MADE_BEFORE: &str = "RACELINE_STATIC_BINARY";
 /// The end of the archive's name.
 pub(super) const ENDING: &str = ".static.tar.gz";
-/// The text of the licence of glibc, on Debian.
-const LGPL: &str = "/usr/share/common-licenses/LGPL-2.1";
 /// What stands before the licences of the C library.
 const PREFACE: &str = "This program contains the C library and GCC's library for unwinding, which stand below with their licences. The source of
 the program is whole and free, so it can be linked anew with another version of them: `cargo xtask package --static`.
 ";
 
-/// A library of the C compiler that is a part of the program: how the compiler is asked for its file, and the licence.
-const LIBRARIES: [(&str, &str, &str); 2] = [
-    ("glibc", "libc.a", "LGPL-2.1-or-later"),
-    ("libgcc", "libgcc_eh.a", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-];
+/// The libraries of the C compiler that are a part of the program, as the compiler is asked for their files.
+const LIBRARIES: [&str; 2] = ["libc.a", "libgcc_eh.a"];
 
-/// Such a library as Debian has it.
-struct Library {
-    name: &'static str,
-    licence: &'static str,
-    package: String,
-    version: String,
-}
-
-impl Library {
-    /// Finds the Debian package of the file that the linker takes.
-    fn find((name, file, licence): (&'static str, &str, &'static str)) -> Result<Self> {
-        let asked = Task::new("cc").args([format!("-print-file-name={file}")]).check()?.stdout;
-        let path = Path::new(asked.trim()).canonicalize();
-        let path =
-            path.with_context(|| format!("no {file} (package libc6-dev or libgcc-*-dev)"))?;
-        let owner = Task::new("dpkg-query").args(["--search".as_ref(), path.as_os_str()]).check();
-        let owner = owner.context(
-            "the archive takes the licences of the C library from Debian's packages, and is made on Debian only",
-        )?;
-        let package = owner.stdout.split([':', ',']).next().unwrap_or_default().to_owned();
-        let shown = ["--show", "--showformat=${Version}", &package];
-        let version = Task::new("dpkg-query").args(shown).check()?.stdout.trim().to_owned();
-        Ok(Self { name, licence, package, version })
-    }
-
-    fn purl(&self) -> String {
-        // In such a URL these stand for themselves only when they are encoded.
-        let version = self.version.replace('+', "%2B").replace(':', "%3A");
-        format!("pkg:deb/debian/{}@{version}", self.package)
-    }
-
-    /// Its licence in words.
-    fn copyright(&self) -> Result<String> {
-        let file = format!("/usr/share/doc/{}/copyright", self.package);
-        let text = std::fs::read_to_string(&file).with_context(|| {
-            format!("{file} has the licence of {}, which is a part of the program", self.name)
-        })?;
-        Ok(format!("\n==== {} ({} {})\n\n{text}", self.name, self.package, self.version))
-    }
+/// The file of a library that the linker takes.
+fn linked(file: &str) -> Result<PathBuf> {
+    let asked = Task::new("cc").args([format!("-print-file-name={file}")]).check()?.stdout;
+    let path = Path::new(asked.trim()).canonicalize();
+    path.with_context(|| format!("no {file} (package libc6-dev or libgcc-*-dev)"))
 }
 
 /// The release build of the static program, or another one that [`MADE_BEFORE`] names.
@@ -85,7 +46,8 @@ pub(super) fn make(tree: &Tree, program: &Path, out: &Path, time_s: u64) -> Resu
     strip(program, &stripped)?;
     let supply = Supply::read(&tree.root)?;
     supply.check(&super::rules::Rules::read(&tree.root)?)?;
-    let libraries = LIBRARIES.into_iter().map(Library::find).collect::<Result<Vec<_>>>()?;
+    let files = LIBRARIES.into_iter().map(linked).collect::<Result<Vec<_>>>()?;
+    let libraries = Library::find_all(files.iter().map(PathBuf::as_path))?;
     let entries = entries(tree, &stripped, &supply, &libraries, time_s)?;
     let folder = format!("raceline-{}/", supply.version);
     let entries: Vec<Entry> = entries
@@ -122,33 +84,8 @@ fn entries(
     let bill = with_libraries(&supply.sbom(root, &super::rfc3339(time_s)?)?, libraries)?;
     entries.push(Entry::file("sbom.cdx.json", 0o644, bill));
     entries.push(Entry::file("licences.txt", 0o644, supply.texts(root)?));
-    let mut text = PREFACE.to_owned();
-    for library in libraries {
-        text.push_str(&library.copyright()?);
-    }
-    let lgpl = std::fs::read_to_string(LGPL).context(LGPL)?;
-    text.push_str(&format!("\n==== {LGPL}\n\n{lgpl}"));
-    entries.push(Entry::file("licences-of-the-c-library.txt", 0o644, text));
+    entries.push(Entry::file(LICENCES, 0o644, licences(PREFACE, libraries)?));
     Ok(entries)
-}
-
-/// A bill of materials with the libraries of the C compiler, with which the program is linked.
-fn with_libraries(bill: &[u8], libraries: &[Library]) -> Result<Vec<u8>> {
-    let mut bill: Value = serde_json::from_slice(bill)?;
-    let program = bill["metadata"]["component"]["bom-ref"].clone();
-    for library in libraries {
-        let purl = library.purl();
-        let component = json!({
-            "type": "library", "bom-ref": purl, "name": library.name, "version": library.version, "purl": purl,
-            "licenses": [{ "expression": library.licence }],
-        });
-        bill["components"].as_array_mut().context("no components")?.push(component);
-        let links = bill["dependencies"].as_array_mut().context("no dependencies")?;
-        let link = links.iter_mut().find(|link| link["ref"] == program);
-        let link = link.context("the program depends on nothing")?;
-        link["dependsOn"].as_array_mut().context("no dependencies")?.push(json!(purl));
-    }
-    Ok(serde_json::to_vec_pretty(&bill)?)
 }
 
 /// The program has no interpreter and needs no library.
@@ -178,26 +115,6 @@ pub(super) fn stands_alone(program: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_bill_of_materials_has_the_c_library() {
-        let bill = json!({
-            "metadata": { "component": { "bom-ref": "pkg:cargo/raceline@1" } },
-            "components": [],
-            "dependencies": [{ "ref": "a", "dependsOn": [] }, { "ref": "pkg:cargo/raceline@1", "dependsOn": ["a"] }],
-        });
-        let library = Library {
-            name: "glibc",
-            licence: "LGPL-2.1-or-later",
-            package: "libc6-dev".to_owned(),
-            version: "1:2.36-9+deb12u10".to_owned(),
-        };
-        let bill = with_libraries(&serde_json::to_vec(&bill).unwrap(), &[library]).unwrap();
-        let bill: Value = serde_json::from_slice(&bill).unwrap();
-        let purl = "pkg:deb/debian/libc6-dev@1%3A2.36-9%2Bdeb12u10";
-        assert_eq!(bill["components"][0]["bom-ref"], purl);
-        assert_eq!(bill["dependencies"][1]["dependsOn"], json!(["a", purl]));
-    }
 
     #[test]
     fn a_program_with_libraries_does_not_stand_alone() {

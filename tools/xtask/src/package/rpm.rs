@@ -116,12 +116,16 @@ pub(super) fn name(version: &str) -> Result<String> {
     Ok(format!("raceline-{version}-1.{}.rpm", arch()?.0))
 }
 
-/// The package.
-pub(super) fn package(version: &str, files: &[Entry], time_s: u64) -> Result<Vec<u8>> {
+/// The package, with its version and the licence of all that it contains.
+pub(super) fn package(
+    (version, licence): (&str, &str),
+    files: &[Entry],
+    time_s: u64,
+) -> Result<Vec<u8>> {
     let files = moved(files);
     let plain = cpio(&files, time_s)?;
     let payload = gzip(&plain)?;
-    let header = main_header(version, &files, &payload, time_s)?;
+    let header = main_header((version, licence), &files, &payload, time_s)?;
     let size = u32::try_from(header.len() + payload.len())?;
     let mut signature = self::header(
         SIGNATURE_REGION,
@@ -192,7 +196,12 @@ fn lead(version: &str) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn main_header(version: &str, files: &[Entry], payload: &[u8], time_s: u64) -> Result<Vec<u8>> {
+fn main_header(
+    (version, licence): (&str, &str),
+    files: &[Entry],
+    payload: &[u8],
+    time_s: u64,
+) -> Result<Vec<u8>> {
     let text = |text: &str| Value::Text(text.to_owned());
     let plain = |text: &str| Value::Plain(text.to_owned());
     let size: usize = files.iter().map(|file| file.bytes.len()).sum();
@@ -214,7 +223,7 @@ fn main_header(version: &str, files: &[Entry], payload: &[u8], time_s: u64) -> R
         (1006, Value::Long(vec![u32::try_from(time_s)?])),
         (1007, text("localhost")),
         (1009, Value::Long(vec![u32::try_from(size)?])),
-        (1014, text("MIT OR Apache-2.0")),
+        (1014, text(licence)),
         (1015, text(MAINTAINER)),
         (1016, plain("System Environment/Daemons")),
         (1021, text("linux")),

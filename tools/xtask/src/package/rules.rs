@@ -126,7 +126,7 @@ impl Rules {
 }
 
 /// The licences that an expression of SPDX names, each with its exception.
-fn terms(expression: &str) -> Vec<String> {
+pub(super) fn terms(expression: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     for token in expression.replace(['(', ')'], " ").split_whitespace() {
         match (token, terms.last_mut()) {
@@ -139,26 +139,53 @@ fn terms(expression: &str) -> Vec<String> {
     terms
 }
 
-/// Whether an expression of SPDX leaves a choice of licences that are all allowed.
-fn permits(expression: &str, is_allowed: &dyn Fn(&str) -> bool) -> bool {
-    // OR binds least; a bracket is a whole of its own.
-    let parts = |text: &str, word: &str| -> Vec<String> {
-        let (mut parts, mut depth) = (vec![String::new()], 0_usize);
-        for token in text.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
-            match token {
-                "(" => depth += 1,
-                ")" => depth = depth.saturating_sub(1),
-                _ => {}
-            }
-            if depth == 0 && token == word {
-                parts.push(String::new());
-            } else if let Some(last) = parts.last_mut() {
-                last.push_str(if last.is_empty() { "" } else { " " });
-                last.push_str(token);
-            }
+/// The parts of an expression of SPDX between the words OR, or AND; a bracket is a whole of its own.
+fn parts(text: &str, word: &str) -> Vec<String> {
+    let (mut parts, mut depth) = (vec![String::new()], 0_usize);
+    for token in text.replace('(', " ( ").replace(')', " ) ").split_whitespace() {
+        match token {
+            "(" => depth += 1,
+            ")" => depth = depth.saturating_sub(1),
+            _ => {}
         }
-        parts
+        if depth == 0 && token == word {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push_str(if last.is_empty() { "" } else { " " });
+            last.push_str(token);
+        }
+    }
+    parts
+}
+
+/// One expression of SPDX that demands what all of these do. Each demand stands once, with its choices in order.
+pub(super) fn all_of<'a>(expressions: impl IntoIterator<Item = &'a str>) -> String {
+    let mut demands = BTreeSet::new();
+    let mut left: Vec<String> = expressions.into_iter().map(str::to_owned).collect();
+    while let Some(expression) = left.pop() {
+        let choices: BTreeSet<String> = parts(&expression, "OR").into_iter().collect();
+        let needs = parts(&expression, "AND");
+        let inner = expression.trim().strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+        if choices.len() > 1 {
+            demands.insert(choices.into_iter().collect::<Vec<_>>().join(" OR "));
+        } else if needs.len() > 1 {
+            left.extend(needs);
+        } else if let Some(inner) = inner {
+            left.push(inner.trim().to_owned());
+        } else {
+            demands.insert(expression.trim().to_owned());
+        }
+    }
+    let is_alone = demands.len() == 1;
+    let bracket = |one: String| match one.contains(" OR ") && !is_alone {
+        true => format!("({one})"),
+        false => one,
     };
+    demands.into_iter().map(bracket).collect::<Vec<_>>().join(" AND ")
+}
+
+/// Whether an expression of SPDX leaves a choice of licences that are all allowed. OR binds least.
+pub(super) fn permits(expression: &str, is_allowed: &dyn Fn(&str) -> bool) -> bool {
     let choices = parts(expression, "OR");
     if choices.len() > 1 {
         return choices.iter().any(|choice| permits(choice, is_allowed));
@@ -264,6 +291,17 @@ mod tests {
         let excepted = |name: &str| Crate { licence: "MPL-2.0".to_owned(), ..one(name, "1.0.0") };
         assert!(rules.problem(&excepted("cbindgen")).is_none());
         assert!(rules.problem(&excepted("other")).unwrap().contains("MPL-2.0"));
+    }
+
+    #[test]
+    fn one_expression_demands_what_all_do() {
+        assert_eq!(all_of(["MIT OR Apache-2.0", "Apache-2.0 OR MIT"]), "Apache-2.0 OR MIT");
+        let all =
+            all_of(["MIT", "Apache-2.0 OR MIT", "(MIT OR Apache-2.0) AND Unicode-3.0", "ISC"]);
+        assert_eq!(all, "(Apache-2.0 OR MIT) AND ISC AND MIT AND Unicode-3.0");
+        assert_eq!(all_of(["(MIT)"]), "MIT");
+        let all = all_of(["Apache-2.0 WITH LLVM-exception OR MIT", "Zlib"]);
+        assert_eq!(all, "(Apache-2.0 WITH LLVM-exception OR MIT) AND Zlib");
     }
 
     #[test]

@@ -95,6 +95,7 @@ fn holds_all(folder: &std::path::Path) -> Result<()> {
         ("licences.txt", "==== "),
         ("licences-of-the-c-library.txt", "GNU LESSER GENERAL PUBLIC LICENSE"),
         ("licences-of-the-c-library.txt", "GCC RUNTIME LIBRARY EXCEPTION"),
+        ("licences-of-the-c-library.txt", "GNU GENERAL PUBLIC LICENSE"),
         ("man/man1/raceline-export.1", ".TH"),
         ("sbom.cdx.json", "\"CycloneDX\""),
         ("sbom.cdx.json", "pkg:deb/debian/libc6-dev@"),

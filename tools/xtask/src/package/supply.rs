@@ -8,11 +8,13 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::rules::Rules;
+use super::rules::{self, Rules};
 use crate::child::Task;
 
 /// The beginnings of names of files with texts of licences.
 const TEXTS: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
+/// Licences whose text is the same for everybody, and its file here: for crates whose archives have no text.
+const STANDARD: [(&str, &str); 1] = [("Apache-2.0", "LICENSE-APACHE")];
 /// The largest text of a licence.
 const MOST_TEXT_BYTES: u64 = 256 << 10;
 
@@ -33,6 +35,28 @@ impl Crate {
     /// Its package URL, by which the bill of materials refers to it.
     fn purl(&self) -> String {
         purl(&self.name, &self.version)
+    }
+
+    /// The texts of its licences: those of its archive, or else the standard text of a licence that it leaves as a choice.
+    fn texts(&self, root: &Path) -> Result<Vec<String>> {
+        for is_deep in [false, true] {
+            let texts = texts_in(&self.folder, is_deep)?;
+            if !texts.is_empty() {
+                return Ok(texts);
+            }
+        }
+        let standard = STANDARD
+            .iter()
+            .find(|(licence, _)| rules::permits(&self.licence, &|one| one == *licence));
+        let (_, file) = standard.with_context(|| {
+            format!(
+                "{} {} has no text of its licence `{}`, and the texts kept here do not meet it: add one to STANDARD in \
+                 supply.rs",
+                self.name, self.version, self.licence
+            )
+        })?;
+        let text = std::fs::read_to_string(root.join(file)).with_context(|| (*file).to_owned())?;
+        Ok(vec![text.trim().to_owned()])
     }
 }
 
@@ -160,27 +184,22 @@ impl Supply {
         text
     }
 
-    /// The texts of all licences, each once, with the crates that have it.
+    /// The licence of the program as an expression of SPDX: what all of its crates demand.
+    pub(super) fn licence(&self) -> String {
+        rules::all_of(self.crates.iter().map(|one| one.licence.as_str()))
+    }
+
+    /// The texts of all licences, each once, with the crates that have it. Every crate has one.
     pub(super) fn texts(&self, root: &Path) -> Result<String> {
         let mut by_text: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        let ours = [(root.to_owned(), "raceline".to_owned())];
-        let others = self.crates.iter().filter(|one| one.source.is_some());
-        let others =
-            others.map(|one| (one.folder.clone(), format!("{} {}", one.name, one.version)));
-        for (folder, name) in ours.into_iter().chain(others) {
-            for file in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-                let file = file?;
-                let upper = file.file_name().to_string_lossy().to_uppercase();
-                let is_text = TEXTS.iter().any(|beginning| upper.starts_with(beginning));
-                if is_text
-                    && file.file_type()?.is_file()
-                    && file.metadata()?.len() <= MOST_TEXT_BYTES
-                {
-                    let text =
-                        String::from_utf8_lossy(&std::fs::read(file.path())?).trim().to_owned();
-                    by_text.entry(text).or_default().insert(name.clone());
-                }
+        let mut add = |texts: Vec<String>, name: &str| {
+            for text in texts {
+                by_text.entry(text).or_default().insert(name.to_owned());
             }
+        };
+        add(texts_in(root, false)?, "raceline");
+        for one in self.crates.iter().filter(|one| one.source.is_some()) {
+            add(one.texts(root)?, &format!("{} {}", one.name, one.version));
         }
         let mut all = String::new();
         for (text, names) in by_text {
@@ -189,6 +208,42 @@ impl Supply {
         }
         Ok(all)
     }
+
+    /// The crates of others that the texts do not name.
+    pub(super) fn without_text(&self, texts: &str) -> Vec<String> {
+        let headings: BTreeSet<&str> = texts
+            .lines()
+            .filter_map(|line| line.strip_prefix("==== "))
+            .flat_map(|names| names.split(", "))
+            .collect();
+        let others = self.crates.iter().filter(|one| one.source.is_some());
+        others
+            .map(|one| format!("{} {}", one.name, one.version))
+            .filter(|name| !headings.contains(name.as_str()))
+            .collect()
+    }
+}
+
+/// The texts of licences in a folder, and if asked in the folders below it.
+fn texts_in(folder: &Path, is_deep: bool) -> Result<Vec<String>> {
+    let (mut texts, mut folders) = (BTreeSet::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for file in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let file = file?;
+            let kind = file.file_type()?;
+            if kind.is_dir() && is_deep {
+                folders.push(file.path());
+            }
+            let upper = file.file_name().to_string_lossy().to_uppercase();
+            let is_text = TEXTS.iter().any(|beginning| upper.starts_with(beginning));
+            if is_text && kind.is_file() && file.metadata()?.len() <= MOST_TEXT_BYTES {
+                texts.insert(
+                    String::from_utf8_lossy(&std::fs::read(file.path())?).trim().to_owned(),
+                );
+            }
+        }
+    }
+    Ok(texts.into_iter().collect())
 }
 
 /// Cargo's description of the workspace, with the crates of this platform.
@@ -213,4 +268,50 @@ fn sums(lock: &str) -> Result<BTreeMap<String, String>> {
     let lock: Lock = toml::from_str(lock).context("Cargo.lock")?;
     let sum = |one: Locked| Some((purl(&one.name, &one.version), one.checksum?));
     Ok(lock.package.into_iter().filter_map(sum).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
+    fn one(licence: &str, folder: &Path) -> Crate {
+        Crate {
+            name: "x".to_owned(),
+            version: "1.0.0".to_owned(),
+            licence: licence.to_owned(),
+            source: Some("registry".to_owned()),
+            folder: folder.to_owned(),
+            linked_with: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_crate_without_a_text_has_the_standard_one_or_is_refused() {
+        let folder = std::env::temp_dir().join(format!("raceline-licences-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("a/b")).unwrap();
+        let of = |licence: &str| one(licence, &folder).texts(&root());
+        let apache = std::fs::read_to_string(root().join("LICENSE-APACHE")).unwrap();
+        assert_eq!(of("MIT OR Apache-2.0").unwrap(), [apache.trim()]);
+        for licence in ["BSD-3-Clause", "Apache-2.0 AND BSD-3-Clause"] {
+            assert!(of(licence).unwrap_err().to_string().contains(licence));
+        }
+        // A text in a folder of the crate counts, and one at its top comes before it.
+        std::fs::write(folder.join("a/b/COPYING"), "deep\n").unwrap();
+        assert_eq!(of("BSD-3-Clause").unwrap(), ["deep"]);
+        std::fs::write(folder.join("LICENSE"), "top\n").unwrap();
+        assert_eq!(of("BSD-3-Clause").unwrap(), ["top"]);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_crate_that_the_texts_do_not_name_is_found() {
+        let crates = vec![one("MIT", Path::new("/none"))];
+        let supply = Supply { version: "1".to_owned(), crates, all: Vec::new() };
+        assert_eq!(supply.without_text("==== y 1.0.0, x 1.0.0\n\ntext\n"), [""; 0]);
+        assert_eq!(supply.without_text("==== y 1.0.0\n\nx 1.0.0\n"), ["x 1.0.0"]);
+    }
 }

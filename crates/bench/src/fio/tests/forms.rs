@@ -180,7 +180,7 @@ fn sizes_are_those_of_the_fio_that_is_installed() {
     let version = Command::new("fio").arg("--version").output();
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     if !version.as_ref().is_ok_and(|version| version.starts_with("fio-3.")) {
-        eprintln!("no fio 3 here: {version:?}");
+        eprintln!("SKIPPED: no fio 3 here: {version:?}");
         return;
     }
     for base in [1024, 1000] {

@@ -21,7 +21,7 @@ impl Added {
             Err(error) => {
                 let error = failed(String::new(), error);
                 assert!(matches!(error, KernelKeyError::Unavailable(_)), "{error}");
-                eprintln!("skipped: {error}");
+                eprintln!("SKIPPED: {error}");
                 None
             }
         }

@@ -12,7 +12,7 @@ fn bed(options: &LinkOptions) -> Option<Veth> {
         Ok(bed) => Some(bed),
         Err(error @ VethError::Refused(_)) => {
             assert!(error.to_string().contains("root"), "{error}");
-            println!("skipped: {error}");
+            println!("SKIPPED: {error}");
             None
         }
         Err(error) => panic!("{error}"),
