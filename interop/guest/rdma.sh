@@ -313,25 +313,10 @@ disk() {
     fsck.ext4 -f -n $DISK
     detach
 }
-# A killed process under jobs that verify: they wait, and end well after the same command line was given again.
 disk_killed() {
-    local i jobs
     no_disk
-    rm -f /tmp/enough
     attach
-    jobs &
-    jobs=$!
-    for i in 1 2; do
-        under_way
-        kill -9 "$(cat /tmp/connect.pid)"
-        until_so 30 gone
-        attach
-        recovered
-    done
-    under_way
-    touch /tmp/enough
-    wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
-    detach
+    killed_under_jobs attach attach
 }
 
 dispatch "$@"

@@ -38,10 +38,30 @@ under_way() {
     written >/tmp/before
     until_so 60 moved
 }
-# jobs: verifying jobs, one after another, until /tmp/enough is there.
+# jobs [FILE]: verifying jobs on the disk, or on a file, one after another, until /tmp/enough is there.
 jobs() {
     while [ ! -e /tmp/enough ]; do
-        fio --name=x --filename=$DISK --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m \
+        fio --name=x --filename="${1:-$DISK}" --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=16k --size=8m \
             --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || return 1
     done
+}
+# killed_under_jobs COMMAND...: the process of the disk is killed under jobs that verify, once for each COMMAND, which makes the
+# disk again.  The jobs wait, and end well; then the disk is removed.
+killed_under_jobs() {
+    local jobs again
+    rm -f /tmp/enough
+    jobs &
+    jobs=$!
+    for again; do
+        under_way
+        kill -9 "$(cat /tmp/connect.pid)"
+        until_so 30 gone
+        # shellcheck disable=SC2086  # a command and its words
+        $again
+        recovered
+    done
+    under_way
+    touch /tmp/enough
+    wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
+    detach
 }

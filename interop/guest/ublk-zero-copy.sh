@@ -159,28 +159,18 @@ errors() {
     done
 }
 
-# A killed process under jobs that verify.  A disk made without a copy goes on in a process that is told to copy, and back; one
-# that was made with a copy stays so.
+# A disk made without a copy goes on in a process that is told to copy, and back; one that was made with a copy stays so.
 killed() {
-    local way jobs next
+    local way
     for way in $WAYS; do
-        rm -f /tmp/enough
         begin "$way" file:$FILE
-        jobs &
-        jobs=$!
-        for next in on off off on; do
-            under_way
-            kill -9 "$(cat /tmp/connect.pid)"
-            until_so 30 gone
-            attach $next file:$FILE
-            recovered
-            if [ "$way" = on ]; then goes $next; else goes off; fi
-        done
-        under_way
-        touch /tmp/enough
-        wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
-        detach
+        killed_under_jobs "again $way on" "again $way off" "again $way off" "again $way on"
     done
+}
+# again MADE WAY: makes a disk again that was made in one way, by a process that is told another one.
+again() {
+    attach "$2" file:$FILE
+    if [ "$1" = on ]; then goes "$2"; else goes off; fi
 }
 
 # SIGTERM under a mount: the disk stays, and its users go on with the next process.

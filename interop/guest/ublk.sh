@@ -1,5 +1,6 @@
 # The kernel's own block device on a namespace: `raceline connect --as ublk` over a daemon of the same machine.  File systems,
-# data, flush and FUA, discard, a daemon that is killed and one that comes back, a namespace that grows, the end under I/O.
+# data, flush and FUA, discard, a process that is killed and one that goes on, two paths with TLS and without, a namespace that
+# grows, the end under I/O.
 #
 # Environment: NQN.  The program raceline is beside this script.
 . ./lib.sh
@@ -10,15 +11,18 @@ PORT=4420
 METRICS=9400
 FILE=/tmp/target.img
 MIB=384
+# The only host that may connect by two listeners of the daemon, and its key for TLS: anyone may know it.
+HOST=nqn.2014-08.org.example:guest
+KEY=NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:
 
 rpc() { $RACELINE rpc "$@"; }
 # attach [OPTION...]: makes the disk $DISK.
 attach() { start_disk -a 127.0.0.1 -s $PORT -n "$NQN" "$@"; }
-# count WHAT: how many requests the daemon's device has done, such as flushes.
+# count WHAT [DEVICE]: how many requests a device of the daemon has done, such as flushes.
 count() {
     local n
     busybox wget -qO /tmp/metrics http://127.0.0.1:$METRICS/metrics 2>/tmp/wget.err || true
-    n=$(grep "bdev_$1_completed_total{" /tmp/metrics | sed 's/.* //; s/[.].*//')
+    n=$(grep "bdev_$1_completed_total{.*\"${2:-file0}\"" /tmp/metrics | sed 's/.* //; s/[.].*//')
     [ -n "$n" ] || fail "the daemon counts no $1: $(cat /tmp/wget.err) $(grep -c . /tmp/metrics)" >&2
     echo "$n"
 }
@@ -120,24 +124,90 @@ durable() {
     detach
 }
 
-# A killed process under jobs that verify: they wait, and end well after the same command line was given again.
 killed() {
-    local i jobs
-    rm -f /tmp/enough
     begin
-    jobs &
-    jobs=$!
-    for i in 1 2 3; do
-        under_way
-        kill -9 "$(cat /tmp/connect.pid)"
-        until_so 30 gone
-        attach
-        recovered
+    killed_under_jobs attach attach attach
+}
+
+# writes_by ADDRESS NQN: prints how many writes the present queues at that address of the daemon have done.
+writes_by() {
+    rpc nvmf_subsystem_get_qpairs "$2" | awk -v at="$1" -F '"' '
+        / "(listen|peer)_address":/ { side = $2 }
+        / "traddr":/ && side == "listen_address" { here = $4 == at }
+        / "num_write_ops":/ && here { gsub(/[^0-9]/, "", $3); sum += $3 }
+        END { print sum + 0 }'
+}
+serves() { [ "$(writes_by "$1" "$2")" -gt 0 ]; }
+# disk_errors: prints how many errors of the disk the kernel has logged.
+disk_errors() { dmesg | grep -cE "error.*${DISK#/dev/}|${DISK#/dev/}.*error" || true; }
+# sums: prints a sum of each file of the file system.
+sums() { (cd /tmp/mnt && find . -type f | sort | xargs md5sum); }
+
+# over_two ONE TWO plain|tls: a disk by listeners of the daemon at two addresses is used while one of them goes and comes back, and
+# then the other one, twice.  No user of the disk sees an error.  What they wrote is in the file of the daemon, where the kernel
+# reads it without us.
+over_two() {
+    local one=$1 two=$2 security=$3 nqn=$NQN-$3 image=/root/$3.img psk="" own="" at jobs n=0 errors flushes unmaps
+    umask 077
+    printf '%s\n' "$KEY" >/tmp/tls.key
+    if [ "$security" = tls ]; then psk="--psk tls" own="--tls-psk /tmp/tls.key"; fi
+    no_disk
+    truncate -s 96M "$image"
+    [ -z "$psk" ] || rpc keyring_file_add_key tls /tmp/tls.key
+    rpc bdev_aio_create "$image" "$security" 512
+    $RACELINE subsys add "$nqn"
+    $RACELINE ns add "$nqn" "$security"
+    # shellcheck disable=SC2086  # no word, or two
+    $RACELINE host add "$nqn" $HOST $psk
+    for at in $one $two; do
+        $RACELINE port add "$nqn" $at:$PORT --security "$security"
+        [ -z "$psk" ] || refused 'over TLS only' $RACELINE identify -a $at -s $PORT -n "$nqn" -q $HOST -l 0
     done
+    errors=$(disk_errors)
+    # (a path is not given up, however long a busy machine takes to bring its listener back)
+    # shellcheck disable=SC2086  # no word, or two
+    start_disk -a "$one" -s $PORT --path "$two:$PORT" -n "$nqn" -q $HOST --policy round-robin --cores 0,1 -l -1 $own
+    mkfs.ext4 -q $DISK
+    mkdir -p /tmp/mnt
+    mount $DISK /tmp/mnt
+    flushes=$(count flushes "$security") unmaps=$(count unmaps "$security")
+    rm -f /tmp/enough
+    jobs /tmp/mnt/fio &
+    jobs=$!
+    for at in $one $two $one $two; do
+        until_so 60 serves "$one" "$nqn"
+        until_so 60 serves "$two" "$nqn"
+        under_way
+        $RACELINE port rm "$nqn" $at:$PORT
+        under_way
+        n=$((n + 1))
+        dd if=/dev/urandom of=/tmp/mnt/$n bs=64k count=24 conv=fsync 2>/dev/null
+        dd if=/dev/urandom of=/tmp/mnt/gone bs=64k count=24 conv=fsync 2>/dev/null
+        rm /tmp/mnt/gone
+        fstrim /tmp/mnt
+        ! serves $at "$nqn" || fail "the path by $at is still there"
+        $RACELINE port add "$nqn" $at:$PORT --security "$security"
+    done
+    until_so 60 serves "$at" "$nqn"
     under_way
     touch /tmp/enough
     wait $jobs || fail "$(tail -n 3 /tmp/fio.log)"
+    sums >/tmp/sums
+    umount /tmp/mnt
+    fsck.ext4 -f -n $DISK
     detach
+    [ "$(disk_errors)" = "$errors" ] || fail "$(dmesg | grep "${DISK#/dev/}" | tail -n 3)"
+    [ "$(count flushes "$security")" -ge $((flushes + 8)) ] || fail "8 fsyncs made $(($(count flushes "$security") - flushes)) flushes"
+    [ "$(count unmaps "$security")" -ge $((unmaps + 4)) ] || fail "4 fstrims made $(($(count unmaps "$security") - unmaps)) discards"
+    rpc nvmf_delete_subsystem "$nqn"
+    rpc bdev_aio_delete "$security"
+    fsck.ext4 -f -n "$image"
+    modprobe loop
+    mount -o loop,ro "$image" /tmp/mnt
+    sums | cmp - /tmp/sums || fail "the daemon's file has other data: $(sums)"
+    umount /tmp/mnt
+    [ "$(wc -l </tmp/sums)" = 5 ] || fail "$(cat /tmp/sums)"
+    rm "$image"
 }
 
 # A disk in use stays when its process is to end, and its users go on with the next process. A closed terminal ends nothing.
@@ -350,6 +420,8 @@ check fio-verify 120 verify
 check polled 120 polled
 check durable 60 durable
 check killed 240 killed
+check tls 300 over_two 127.0.0.2 127.0.0.3 tls
+check two-paths 300 over_two 127.0.0.4 127.0.0.5 plain
 check in-use 240 in_use
 check abandoned 90 abandoned
 check memory 90 memory

@@ -8,7 +8,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::task::{Poll, Waker};
 
 use raceline_auth::{Hash, SecretBytes, TlsPsk};
@@ -60,6 +60,17 @@ struct ServerContext {
     lookup: Arc<dyn PskLookup>,
     /// Why the host's offer was refused.
     refused: Option<TlsError>,
+}
+
+/// Makes the random numbers of the library ready, once in a process. The library seeds them with noise that it measures of the
+/// processor: that took 35 to 38 ms of one, and seconds in an emulated machine. Whoever makes a provider waits for it. Otherwise the
+/// first handshake would, on a core whose connections have to wait as well.
+pub(crate) fn prepare() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        // If there are none, the first handshake fails and says so.
+        let _ = aws_lc_rs::rand::fill(&mut [0]);
+    });
 }
 
 /// One handshake.

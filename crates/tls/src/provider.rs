@@ -11,7 +11,7 @@ use crate::either::EitherStream;
 use crate::error::TlsError;
 use crate::handshake::{Credentials, Handshake};
 use crate::keys::{ClientPsk, ClientPskStore, PskLookup};
-use crate::library::Certificates;
+use crate::library::{self, Certificates};
 use crate::offload::Offload;
 use crate::stream::TlsStream;
 
@@ -40,6 +40,7 @@ impl TlsAcceptor {
     }
 
     fn of(credentials: Credentials) -> TlsAcceptor {
+        library::prepare();
         TlsAcceptor { credentials, offload: Offload::default(), takes_plain: false }
     }
 
@@ -100,6 +101,7 @@ impl TlsConnector {
     /// With this key, which its owner may take away: connections fail from then on.
     #[must_use]
     pub fn new(psk: impl Into<ClientPskStore>) -> TlsConnector {
+        library::prepare();
         TlsConnector { psk: psk.into(), offload: Offload::default() }
     }
 

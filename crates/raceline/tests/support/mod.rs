@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,8 +83,8 @@ pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
 /// A child process, killed by its id if the test abandons it.
 pub(crate) struct Running {
     child: Child,
-    stdout: Option<std::thread::JoinHandle<Vec<u8>>>,
-    stderr: Option<std::thread::JoinHandle<Vec<u8>>>,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<Vec<u8>>>,
 }
 
 impl Running {
@@ -101,8 +102,7 @@ impl Running {
     /// Waits for its end.
     pub(crate) fn finish(mut self) -> Output {
         let code = wait(&mut self.child);
-        let collect =
-            |pipe: Option<std::thread::JoinHandle<Vec<u8>>>| pipe.unwrap().join().unwrap();
+        let collect = |pipe: Option<JoinHandle<Vec<u8>>>| pipe.unwrap().join().unwrap();
         let (bytes, stderr) = (collect(self.stdout.take()), collect(self.stderr.take()));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Output { code, stdout: text(&bytes), stderr: text(&stderr), bytes }
@@ -127,10 +127,66 @@ impl Drop for Running {
     }
 }
 
+/// Starts a program that goes on once it is ready; gives what it says to people until its end, and its ready line.
+fn begin(prefix: &[&str], arguments: &[&str]) -> (Child, JoinHandle<Vec<u8>>, Value) {
+    let mut child = command_by(prefix, arguments).stdin(Stdio::null()).spawn().unwrap();
+    let stdout = child.stdout.take().unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    let people = drain(move |all| stderr.read_to_end(all));
+    let (sender, line) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut first = String::new();
+        let _ = BufReader::new(stdout).read_line(&mut first);
+        let _ = sender.send(first);
+    });
+    let line = line.recv_timeout(LIMIT).unwrap_or_default();
+    let Ok(ready) = serde_json::from_str(&line) else {
+        let _ = child.kill();
+        let _ = child.wait();
+        let people = String::from_utf8_lossy(&people.join().unwrap()).into_owned();
+        panic!("{arguments:?} is not ready: {line:?} {people}");
+    };
+    (child, people, ready)
+}
+
+/// A running `raceline connect`.
+pub(crate) struct Disk {
+    child: Child,
+    people: Option<JoinHandle<Vec<u8>>>,
+    /// Its ready line.
+    pub(crate) ready: Value,
+}
+
+impl Disk {
+    /// Makes a disk, and waits until it is there.
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let (child, people, ready) = begin(&[], &[&["connect"], arguments].concat());
+        Self { child, people: Some(people), ready }
+    }
+
+    /// Ends it by `raceline disconnect`, and gives its text for users.
+    pub(crate) fn disconnect(mut self) -> String {
+        let ended = run(&["disconnect", "-d", self.ready["device"].as_str().unwrap()]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let code = wait(&mut self.child);
+        let people = self.people.take().unwrap().join().unwrap();
+        let people = String::from_utf8_lossy(&people).into_owned();
+        assert!(code == Some(0) && !people.contains("panicked"), "{code:?}: {people}");
+        people
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A running `raceline export`.
 pub(crate) struct Export {
     child: Child,
-    people: Option<std::thread::JoinHandle<Vec<u8>>>,
+    people: Option<JoinHandle<Vec<u8>>>,
     /// Its ready line.
     pub(crate) ready: Value,
     /// The NQN that it exports.
@@ -154,23 +210,7 @@ impl Export {
         if !arguments.contains(&"-l") {
             all.extend(["-l", "127.0.0.1:0"]);
         }
-        let mut child = command_by(prefix, &all).stdin(Stdio::null()).spawn().unwrap();
-        let stdout = child.stdout.take().unwrap();
-        let mut stderr = child.stderr.take().unwrap();
-        let people = drain(move |all| stderr.read_to_end(all));
-        let (sender, line) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut first = String::new();
-            let _ = BufReader::new(stdout).read_line(&mut first);
-            let _ = sender.send(first);
-        });
-        let line = line.recv_timeout(LIMIT).unwrap_or_default();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
-            let _ = child.kill();
-            let _ = child.wait();
-            let people = String::from_utf8_lossy(&people.join().unwrap()).into_owned();
-            panic!("{all:?} is not ready: {line:?} {people}");
-        };
+        let (child, people, ready) = begin(prefix, &all);
         let nqn = ready["nqn"].as_str().unwrap().to_owned();
         let listener = ready["listeners"][0].as_str().unwrap();
         let (address, port) = listener.rsplit_once(':').unwrap();
@@ -421,7 +461,7 @@ fn wait(child: &mut Child) -> Option<i32> {
 
 fn drain(
     read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
-) -> std::thread::JoinHandle<Vec<u8>> {
+) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
         let _ = read(&mut all);

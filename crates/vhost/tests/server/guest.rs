@@ -312,7 +312,7 @@ impl Guest {
         let driver = &mut self.drivers[usize::from(queue)];
         // Each request has four descriptors, or one for its table.
         let number = driver.requests % (SIZE / 4);
-        driver.requests += 1;
+        driver.requests = driver.requests.wrapping_add(1);
         let own = layout.own + 0x400 * u64::from(number);
         let mut header = kind.to_le_bytes().to_vec();
         header.extend([0; 4]);
