@@ -12,8 +12,8 @@ use raceline_rdma::device::{Carrier, Link};
 use raceline_rdma::fake::{Network, NetworkConfig};
 use raceline_rdma::verbs::ProviderError;
 use raceline_rdma::waiting::WaitingDevice;
-use raceline_reactor::Mode;
 use raceline_reactor::affinity::allowed_cores;
+use raceline_reactor::{Mode, StreamProvider};
 use raceline_target::{
     NamespaceConfig, RdmaConfig, RdmaStreams, SubsystemConfig, Target, TargetConfig,
 };
@@ -74,7 +74,7 @@ pub(crate) fn serve(rdma: &Rdma, address: SocketAddr, nqn: &Nqn, device: SharedB
     let usual = TargetConfig::default();
     let cores = allowed_cores().unwrap()[..1].to_vec();
     let config = TargetConfig { cores, mode: Mode::Interrupt, ..usual };
-    let streams = (rdma.streams)(&config);
+    let streams: Arc<dyn StreamProvider> = (rdma.streams)(&config);
     let target = Target::start(config).unwrap();
     target.add_subsystem(SubsystemConfig::new(nqn.clone())).unwrap();
     target.add_namespace(nqn, NamespaceConfig::new(device)).unwrap();
