@@ -142,16 +142,11 @@ const NAME_TRIES: u32 = 5;
 /// The file system cannot say, and nothing else can.
 fn range_lock(file: &File, object: Object, read_only: bool) -> io::Result<Option<String>> {
     let kind = if read_only { libc::F_RDLCK } else { libc::F_WRLCK };
+    let [kind, start, none] = [kind, libc::SEEK_SET, libc::F_UNLCK].map(short);
     // From the first byte to whatever end.
-    let mut lock = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
+    let mut lock = libc::flock { l_type: kind, l_whence: start, l_start: 0, l_len: 0, l_pid: 0 };
     match fcntl(file, FcntlArg::F_GETLK(&mut lock)) {
-        Ok(_) if lock.l_type == libc::F_UNLCK as libc::c_short => Ok(None),
+        Ok(_) if lock.l_type == none => Ok(None),
         Ok(_) => Ok(Some(describe_process(&lock.l_pid.to_string()))),
         // File systems without such locks.
         Err(Errno::EINVAL | Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
@@ -159,6 +154,12 @@ fn range_lock(file: &File, object: Object, read_only: bool) -> io::Result<Option
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// A constant of locks, all of which are below 3.
+#[expect(clippy::cast_possible_truncation, reason = "it is below 3")]
+const fn short(constant: libc::c_int) -> libc::c_short {
+    constant as libc::c_short
 }
 
 /// A lock on the file that is not our own, from /proc/locks, whose lines read

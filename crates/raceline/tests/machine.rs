@@ -118,7 +118,7 @@ impl Daemon {
         let is_there = |queue: &&Value| {
             let address = &queue["listen_address"];
             let is_at = address["traddr"] == at.ip().to_string()
-                && address["trsvcid"] == at.port().to_string();
+                && address["trsvcid"].as_str() == Some(&at.port().to_string());
             is_at && queue["qid"] != 0
         };
         let of = |queue: &Value| queue["statistics"]["num_write_ops"].as_u64().unwrap();

@@ -31,6 +31,8 @@ const LOOKS: usize = 20;
 const SERIAL: &str = "raceline-ch";
 /// Bytes of the blocks that the guest writes, and 32-bit words of them.
 const BLOCK: usize = 4096;
+/// Its sectors.
+const SECTORS: u32 = 8;
 /// Lines `ok` of a guest that has ended, and of one that has begun with a reset of its machine.
 const CHECKS: usize = 24;
 const CHECKS_BEFORE_RESET: usize = 3;
@@ -231,7 +233,7 @@ fn check_file(path: &Path, boots: u32, rounds: u32) -> Result<()> {
     ensure!(u32::from_le_bytes(count) == boots, "the file counts {count:?}, not {boots} starts");
     let load = [8192, 8192 + 16384]
         .into_iter()
-        .flat_map(|from| (0..rounds * DEPTH).map(move |block| from + block * (BLOCK as u32 / 512)));
+        .flat_map(|from| (0..rounds * DEPTH).map(move |block| from + block * SECTORS));
     let mut bytes = [0; BLOCK];
     for sector in [64, 128, 512, 1024].into_iter().chain(load) {
         read(sector, &mut bytes)?;

@@ -270,6 +270,10 @@ fn step<'a>(
     Step { name, about, quick, beside: false, on_request: false, action }
 }
 
+fn on_request<'a>(name: &'static str, about: &'static str, action: step::Action<'a>) -> Step<'a> {
+    Step { on_request: true, ..step(name, about, false, action) }
+}
+
 /// Every step of `cargo xtask test`, in order.
 fn steps(tree: &Tree) -> Vec<Step<'_>> {
     let root = &tree.root;
@@ -404,51 +408,31 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             true,
             Box::new(|| package::run(tree)),
         ),
-        Step {
-            on_request: true,
-            ..step(
-                "take-over",
-                "a hundred take-overs of a daemon with 64 connections, and their pauses",
-                false,
-                Box::new(|| take_over::run(tree)),
-            )
-        },
-        Step {
-            on_request: true,
-            ..step(
-                "clean-roots",
-                "the package in clean roots of Debian 12 and 13",
-                false,
-                Box::new(|| package::run_in_roots(tree)),
-            )
-        },
-        Step {
-            on_request: true,
-            ..step(
-                "reproducible",
-                "packages of two builds in different folders are equal",
-                false,
-                Box::new(|| package::run_reproducible(tree)),
-            )
-        },
-        Step {
-            on_request: true,
-            ..step(
-                "cloud-hypervisor",
-                "a machine of cloud-hypervisor on vhost-user disks, whose server is killed",
-                false,
-                Box::new(|| cloud_hypervisor::run(tree)),
-            )
-        },
-        Step {
-            on_request: true,
-            ..step(
-                "static-binary",
-                "the static program, in a root that holds nothing else",
-                false,
-                Box::new(|| package::run_static_binary(tree)),
-            )
-        },
+        on_request(
+            "take-over",
+            "a hundred take-overs of a daemon with 64 connections, and their pauses",
+            Box::new(|| take_over::run(tree)),
+        ),
+        on_request(
+            "clean-roots",
+            "the package in clean roots of Debian 12 and 13",
+            Box::new(|| package::run_in_roots(tree)),
+        ),
+        on_request(
+            "reproducible",
+            "packages of two builds in different folders are equal",
+            Box::new(|| package::run_reproducible(tree)),
+        ),
+        on_request(
+            "cloud-hypervisor",
+            "a machine of cloud-hypervisor on vhost-user disks, whose server is killed",
+            Box::new(|| cloud_hypervisor::run(tree)),
+        ),
+        on_request(
+            "static-binary",
+            "the static program, in a root that holds nothing else",
+            Box::new(|| package::run_static_binary(tree)),
+        ),
         step(
             "nbd",
             "QEMU's tools, libnbd's and fio on disks that connect makes",

@@ -249,7 +249,7 @@ fn a_host_that_never_posts_receives() {
             eventually("the queue is connected", || queues(&scene) == 2);
         }
         // Others notice nothing meanwhile.
-        while let None = device.next_event() {
+        while device.next_event().is_none() {
             scene.goes_on();
             assert!(begun.elapsed() < PATIENCE, "the queue has not ended");
         }

@@ -72,6 +72,26 @@ fn each_kind(test: impl Fn(TargetConfig, NetworkConfig)) {
     }
 }
 
+/// What a target with two queues of each protocol counts.
+fn counts_are_of_both(target: &Target, fabric: &Fabric, rdma: SocketAddr) {
+    let queues = target.queues(&nqn());
+    assert_eq!(queues.len(), 4, "{queues:?}");
+    assert_eq!(queues.iter().filter(|queue| queue.is_rdma).count(), 2, "{queues:?}");
+    assert!(queues.iter().all(|queue| queue.is_rdma == (queue.local == rdma)));
+    let by_address = target.by_address();
+    assert_eq!(by_address.get(&(rdma, true)).map(|it| it.queues), Some(2), "{by_address:?}");
+    assert_eq!(by_address.values().map(|it| it.queues).sum::<usize>(), 4, "{by_address:?}");
+    assert!(by_address.keys().all(|(local, is_rdma)| *is_rdma == (*local == rdma)));
+    let group = target.poll_groups()[0];
+    assert_eq!((group.rdma.admin_queues, group.rdma.io_queues), (1, 1));
+    let devices = fabric.devices();
+    assert_eq!((devices[0].address, &devices[0].name[..]), (rdma, "simulated"));
+    let counts = devices[0].counts;
+    assert!(counts.requests > 120 && counts.sends > 240, "{counts:?}");
+    assert!(counts.send_posts < counts.sends && counts.idle_polls < counts.polls);
+    assert!(counts.receives > 120 && counts.completions > 240, "{counts:?}");
+}
+
 #[test]
 fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
     each_kind(|config, network| {
@@ -146,22 +166,7 @@ fn rdma_and_tcp_hosts_of_one_core_see_the_same_data() {
             let at = DATA + u32::try_from(n).unwrap() * 4096;
             assert!(host.get(at, 4096) == there[n * 512..][..4096], "read {n}");
         }
-        let queues = target.queues(&nqn());
-        assert_eq!(queues.len(), 4, "{queues:?}");
-        assert_eq!(queues.iter().filter(|queue| queue.is_rdma).count(), 2, "{queues:?}");
-        assert!(queues.iter().all(|queue| queue.is_rdma == (queue.local == rdma)));
-        let by_address = target.by_address();
-        assert_eq!(by_address.get(&(rdma, true)).map(|it| it.queues), Some(2), "{by_address:?}");
-        assert_eq!(by_address.values().map(|it| it.queues).sum::<usize>(), 4, "{by_address:?}");
-        assert!(by_address.keys().all(|(local, is_rdma)| *is_rdma == (*local == rdma)));
-        let group = target.poll_groups()[0];
-        assert_eq!((group.rdma.admin_queues, group.rdma.io_queues), (1, 1));
-        let devices = fabric.devices();
-        assert_eq!((devices[0].address, &devices[0].name[..]), (rdma, "simulated"));
-        let counts = devices[0].counts;
-        assert!(counts.requests > 120 && counts.sends > 240, "{counts:?}");
-        assert!(counts.send_posts < counts.sends && counts.idle_polls < counts.polls);
-        assert!(counts.receives > 120 && counts.completions > 240, "{counts:?}");
+        counts_are_of_both(&target, &fabric, rdma);
         host.close(queue);
         host.close(admin);
         drop((tcp_queue, _tcp_admin));
