@@ -98,7 +98,7 @@ pub use changes::iscsi_config::{
     InitiatorPattern, IscsiError, IscsiSettings, LunConfig, MAX_ISCSI_QUEUE_DEPTH, MAX_LUN,
     Netmask, NetmaskError, PortalGroupConfig, PortalMap, TargetNodeConfig,
 };
-pub use changes::listeners::{Entrance, ListenerAt};
+pub use changes::listeners::Entrance;
 pub use changes::manual::{ManualCore, ReserverProgress};
 pub use changes::pool::PoolInfo;
 pub use changes::pool_map::{MapError, PoolMap, PoolNamespace};
@@ -123,6 +123,7 @@ pub use rdma::{
 pub use records::counters::{IscsiTotals, QueueTotals};
 pub use records::ledger::AddressStats;
 pub use records::limited::{HostLimit, Weight};
+pub use records::names::ListenerAt;
 pub use records::placement::PlacementPolicy;
 pub use records::registered::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES, RegisteredInfo};
 pub use records::throttle::{DEFAULT_BURST, MAX_BURST, QosLimits, Throttle};

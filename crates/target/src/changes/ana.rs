@@ -10,10 +10,10 @@ use raceline_proto::nvme::{NamespaceId, Nqn};
 
 use crate::changes::config::TargetError;
 use crate::changes::control::{Control, Entry, State};
-use crate::changes::listeners::ListenerAt;
 use crate::changes::message::Message;
 use crate::changes::snapshot::DeviceId;
 use crate::changes::target::Target;
+use crate::records::names::ListenerAt;
 
 /// How long commands in flight may take to end when their path closes: as long as hosts wait for the end of
 /// a change.

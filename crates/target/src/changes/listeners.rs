@@ -12,7 +12,7 @@ use crate::changes::ana::ListenerAna;
 use crate::changes::config::TargetError;
 use crate::changes::control::State;
 use crate::changes::target::Target;
-use crate::records::names::Protocol;
+use crate::records::names::{ListenerAt, Protocol};
 
 /// How connections come in by a listener.
 #[derive(Clone, Debug, Default)]
@@ -35,27 +35,6 @@ impl Entrance {
 impl From<Option<Arc<dyn StreamProvider>>> for Entrance {
     fn from(streams: Option<Arc<dyn StreamProvider>>) -> Self {
         Self { streams, authentication: false }
-    }
-}
-
-/// Where a listener is. TCP and RDMA can have one each at the same address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenerAt {
-    /// The address as bound.
-    pub address: SocketAddr,
-    /// What carries its connections; `None`: whichever has the only listener at the address.
-    pub transport: Option<Transport>,
-}
-
-impl From<SocketAddr> for ListenerAt {
-    fn from(address: SocketAddr) -> Self {
-        Self { address, transport: None }
-    }
-}
-
-impl From<(Transport, SocketAddr)> for ListenerAt {
-    fn from((transport, address): (Transport, SocketAddr)) -> Self {
-        Self { address, transport: Some(transport) }
     }
 }
 

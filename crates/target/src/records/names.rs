@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 
+use raceline_proto::controller::Transport;
 use raceline_proto::nvme::ControllerId;
 use raceline_reactor::Token;
 
@@ -31,6 +32,27 @@ pub(crate) enum Protocol {
     Nvme,
     /// iSCSI.
     Iscsi,
+}
+
+/// Where a listener is. TCP and RDMA can have one each at the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerAt {
+    /// The address as bound.
+    pub address: SocketAddr,
+    /// What carries its connections; `None`: whichever has the only listener at the address.
+    pub transport: Option<Transport>,
+}
+
+impl From<SocketAddr> for ListenerAt {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, transport: None }
+    }
+}
+
+impl From<(Transport, SocketAddr)> for ListenerAt {
+    fn from((transport, address): (Transport, SocketAddr)) -> Self {
+        Self { address, transport: Some(transport) }
+    }
 }
 
 /// Names a device of the target; also the owner of its operations on every core.
