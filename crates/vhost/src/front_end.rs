@@ -383,7 +383,11 @@ impl VhostUserBackendReqHandlerMut for FrontEnd {
         let (number, setup) = self.ring(index)?;
         setup.enabled = enable;
         match (setup.runs, enable) {
-            (true, true) => self.tell(number, Message::Enable(number, true)),
+            (true, true) => {
+                // The next pause has all its time.
+                self.stop_until = None;
+                self.tell(number, Message::Enable(number, true))
+            }
             (true, false) => self.drain(number),
             (false, _) => self.start_if_known(number),
         }

@@ -247,6 +247,10 @@ fn a_pause_is_not_held_up_by_a_device_that_does_not_answer() {
     let (bed, held) = holding();
     let mut machine = Machine::new(&bed.path(), USUAL);
     machine.set_up();
+    // A pause before it takes nothing from its time.
+    machine.enable(false);
+    machine.enable(true);
+    std::thread::sleep(2 * LOOK);
     let head = machine.guest.post(0, (WRITE, 0), &[(DATA, 4096)]);
     machine.guest.kick(0);
     let begun = Instant::now();
