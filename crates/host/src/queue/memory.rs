@@ -174,23 +174,45 @@ impl Memory {
         self.lent -= 1;
         let (of, size, len) = (kind as usize, size_of(region.len), u64::from(region.len));
         self.domain(place).lent -= 1;
-        if self.kept[of] + len > self.most_kept[of] {
-            // One of the same size makes room, so that a target whose commands came first does not keep all blocks.
-            let mut others = self.domains.iter_mut().enumerate();
-            let other = others.find_map(|(at, domain)| match domain {
-                Some(domain) if at != place => domain.free[of][size].pop(),
-                _ => None,
-            });
-            self.kept[of] -= other.map_or(0, |other| u64::from(other.len));
-            other.into_iter().for_each(|other| device.deregister(other));
-        }
-        if self.kept[of] + len > self.most_kept[of] {
-            device.deregister(region);
-        } else {
+        // No queue of a domain that ends will ask for it.
+        if self.domain(place).queues > 0 && self.make_room(device, place, (kind, size)) {
             self.kept[of] += len;
             self.domain(place).free[of][size].push(region);
+        } else {
+            device.deregister(region);
         }
         self.close_unused(device, place);
+    }
+
+    /// Ends free blocks until one of this size fits, if it has to be: of the same size in other domains, so that a target whose
+    /// commands came first does not keep all blocks; then of other sizes, the largest first, so that a burst of large commands does
+    /// not have all small ones register theirs. False where all are of its own size and domain.
+    fn make_room(
+        &mut self,
+        device: &mut impl Provider,
+        place: usize,
+        (kind, size): (Kind, usize),
+    ) -> bool {
+        let of = kind as usize;
+        while self.kept[of] + u64::from(SMALLEST << size) > self.most_kept[of] {
+            let Some(other) = self.take_other(place, (kind, size)) else { return false };
+            self.kept[of] -= u64::from(other.len);
+            device.deregister(other);
+        }
+        true
+    }
+
+    fn take_other(&mut self, place: usize, (kind, size): (Kind, usize)) -> Option<Region> {
+        let others = (0..SIZES).rev().filter(|other| *other != size);
+        std::iter::once(size).chain(others).find_map(|which| {
+            let mut domains = self.domains.iter_mut().enumerate();
+            domains.find_map(|(at, domain)| match domain {
+                Some(domain) if at != place || which != size => {
+                    domain.free[kind as usize][which].pop()
+                }
+                _ => None,
+            })
+        })
     }
 
     /// Ends the registrations of all free blocks.
@@ -264,6 +286,36 @@ mod tests {
         for place in [one, other] {
             memory.leave(&mut device, place);
         }
+        assert_eq!((network.leftovers(), memory.kept), ((0, 0), [0; 2]));
+        assert_eq!(network.misuses(), Vec::<String>::new());
+    }
+
+    /// Large blocks that were kept of a burst give way to small ones, and a domain that ends takes no room.
+    #[test]
+    fn blocks_of_other_sizes_make_room() {
+        let (network, mut device, mut memory, [one, other]) = two();
+        let kind = Kind::Data;
+        memory.most_kept = [2 * 32768, 0];
+        let large = [0; 3].map(|_| memory.lend(&mut device, one, kind, 32768).unwrap());
+        large.into_iter().for_each(|block| memory.give_back(&mut device, one, kind, block));
+        let free = |memory: &mut Memory, place: usize, size: usize| {
+            memory.domain(place).free[kind as usize][size].len()
+        };
+        assert_eq!(free(&mut memory, one, 3), 2, "no more than may be kept");
+        for place in [one, other] {
+            let small = memory.lend(&mut device, place, kind, 100).unwrap();
+            memory.give_back(&mut device, place, kind, small);
+            let again = memory.lend(&mut device, place, kind, 100).unwrap();
+            assert_eq!(again.rkey, small.rkey, "it was kept");
+            memory.give_back(&mut device, place, kind, again);
+        }
+        assert_eq!((free(&mut memory, one, 3), memory.kept[0]), (1, 32768 + 2 * 4096));
+        // The last queue of a target has left.
+        let late = [0; 2].map(|_| memory.lend(&mut device, other, kind, 32768).unwrap());
+        memory.leave(&mut device, other);
+        late.into_iter().for_each(|block| memory.give_back(&mut device, other, kind, block));
+        assert_eq!((free(&mut memory, one, 3), memory.kept[0]), (1, 32768 + 4096));
+        memory.leave(&mut device, one);
         assert_eq!((network.leftovers(), memory.kept), ((0, 0), [0; 2]));
         assert_eq!(network.misuses(), Vec::<String>::new());
     }

@@ -335,8 +335,9 @@ impl QueuePair {
     fn finish_rdma(&mut self, cx: &mut Context<'_>) {
         let Some(rdma) = &mut self.rdma else { return };
         rdma.closed = true;
-        rdma.free_all();
+        // First: memory of a target whose last queue leaves is not kept.
         rdma.hub.leave(cx);
+        rdma.free_all();
     }
 
     /// Ends the connection from this end, and waits until nothing can reach memory any more.
