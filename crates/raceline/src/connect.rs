@@ -26,7 +26,7 @@ use crate::cli::connect::{DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
-use crate::sizes::Sizes;
+use crate::sizes::Following;
 use crate::watch::Watchdog;
 use crate::{initiator, limits, log, serve, shell};
 
@@ -260,15 +260,26 @@ fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
 /// Waits for a signal that requests the end. Clients that connect learn the size that the device has then; NBD has no
 /// way to tell those that are connected.
 fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut sizes = Sizes::follow([Arc::clone(device)]);
+    wait_with(device, interrupt, || match server.is_running() {
+        true => Ok(()),
+        false => Err(Failure::runtime("a core of the NBD server has ended; the log says why")),
+    })
+}
+
+/// Waits for a signal that requests the end, and follows the size of the device. `look` looks once a second at least whether the
+/// disk is there. systemd learns that the process goes on, and when it begins to end.
+fn wait_with(
+    device: &SharedBdev,
+    interrupt: &Interrupt,
+    mut look: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let _sizes = Following::start(Arc::clone(device))?;
     let mut watchdog = Watchdog::new();
     while interrupt.wait(watchdog.interval()).is_none() {
-        if !server.is_running() {
-            return Err(Failure::runtime("a core of the NBD server has ended; the log says why"));
-        }
-        sizes.look();
+        look()?;
         watchdog.look();
     }
+    serve::tell(&[NotifyState::Stopping]);
     Ok(())
 }
 

@@ -1,6 +1,14 @@
 //! The sizes of files and drives, which may grow while they are served.
 
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
 use raceline_bdev::{BdevInfo, SharedBdev};
+
+use crate::failure::Failure;
+
+/// The time between two looks of [`Following`].
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Devices whose sizes are looked at now and then.
 pub(crate) struct Sizes(Vec<Followed>);
@@ -39,6 +47,29 @@ impl Sizes {
             }
         }
         changed
+    }
+}
+
+/// Has a thread of its own look once a second, until it is dropped. A device may take long to say its size: one over iSCSI waits
+/// for its target, and a file for its medium.
+pub(crate) struct Following(#[expect(dead_code, reason = "its end ends the thread")] Sender<()>);
+
+impl Following {
+    /// Begins with this device.
+    ///
+    /// # Errors
+    /// When the system makes no thread.
+    pub(crate) fn start(device: SharedBdev) -> Result<Self, Failure> {
+        let mut sizes = Sizes::follow([device]);
+        let (end, ended) = channel();
+        let look = move || {
+            while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                sizes.look();
+            }
+        };
+        let thread = std::thread::Builder::new().name("sizes".to_owned()).spawn(look);
+        thread.map_err(|error| Failure::runtime(format!("cannot follow sizes: {error}")))?;
+        Ok(Self(end))
     }
 }
 

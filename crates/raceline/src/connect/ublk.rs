@@ -9,14 +9,12 @@ use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
 use super::disconnect::END_TIME;
 use super::registry::{Entry, LOOK_INTERVAL, Registry};
-use super::{Ready, Way, note, print};
+use super::{Ready, Way, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
 use crate::shell;
 use crate::signals::Interrupt;
-use crate::sizes::Sizes;
-use crate::watch::Watchdog;
 
 /// What has to be so before the device is opened.
 pub(super) fn prepare(args: &DiskArgs) -> Result<(), Failure> {
@@ -101,27 +99,23 @@ fn left(place: &str, user: User, command: &[String]) -> String {
     )
 }
 
-/// Waits for a signal that requests the end, and follows the size of the device.
+/// Waits for a signal that requests the end. The disk gets the size that the device has.
 fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut sizes = Sizes::follow([Arc::clone(device)]);
     let place = disk.path();
-    let mut watchdog = Watchdog::new();
-    while interrupt.wait(watchdog.interval()).is_none() {
+    wait_with(device, interrupt, || {
         if !disk.is_running() {
             return Err(Failure::runtime(format!(
                 "{place} has ended, was removed by another program, or the kernel has refused a command of it; the log may \
                  say why"
             )));
         }
-        sizes.look();
         match disk.follow_size() {
             Ok(None) => {}
             Ok(Some(bytes)) => tracing::info!("{place} has {bytes} bytes now"),
             Err(error) => tracing::warn!("{place}: {error}"),
         }
-        watchdog.look();
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// How the kernel keeps in mind what the disk is of.

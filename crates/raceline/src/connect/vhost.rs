@@ -4,12 +4,10 @@ use raceline_bdev::SharedBdev;
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
 use super::registry::Registry;
-use super::{Ready, Way, default_socket, note, print};
+use super::{Ready, Way, default_socket, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
-use crate::sizes::Sizes;
-use crate::watch::Watchdog;
 
 /// Letters of a serial number.
 const SERIAL_LEN: usize = 20;
@@ -55,20 +53,16 @@ pub(super) fn serve(
     ended
 }
 
-/// Waits for a signal that requests the end, and looks whether the device has another size.
+/// Waits for a signal that requests the end. A guest learns when the device has another size.
 fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    let mut sizes = Sizes::follow([device.clone()]);
-    let mut watchdog = Watchdog::new();
-    while interrupt.wait(watchdog.interval()).is_none() {
+    wait_with(device, interrupt, || {
         if !server.is_running() {
             let text = "a core of the vhost-user server has ended; the log says why";
             return Err(Failure::runtime(text));
         }
-        sizes.look();
         server.refresh();
-        watchdog.look();
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The same at each start, and another for each device: the end of its UUID.
