@@ -1,6 +1,7 @@
 //! The host's side of the verbs that talk to a target.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -208,14 +209,19 @@ pub(crate) struct Secrets {
 
 /// The same for a connection of a file; its secrets take the place of those of the environment.
 pub(crate) fn config_with(args: &ConnectArgs, secrets: &Secrets) -> Result<HostConfig, Failure> {
-    let mut config = config(args)?;
+    let mut args = args.clone();
+    if secrets.tls.is_some() && args.address.tls_psk.as_deref() == Some(Path::new("kernel:")) {
+        // The key of the file takes its place.
+        args.address.tls_psk = None;
+    }
+    let mut config = config(&args)?;
     if let Some(secret) = secrets.host.clone() {
         let algorithms = args.address.algorithms.algorithms();
         let controller_secret = secrets.controller.clone();
         let credentials = Credentials { secret, controller_secret, algorithms };
         if secrets.concat {
             check_concatenation(Some(&credentials))?;
-            config.concatenator = Some(raceline_tls::concatenate);
+            config.concatenator = Some(raceline_tls::concatenator());
         }
         config.credentials.set(Some(Arc::new(credentials)));
     } else if secrets.controller.is_some() {
@@ -223,7 +229,8 @@ pub(crate) fn config_with(args: &ConnectArgs, secrets: &Secrets) -> Result<HostC
     }
     if let Some(key) = secrets.tls.clone() {
         let key = key.with_derivation(secrets::derivation(args.address.tls_compat));
-        let psk = ClientPsk::new(&key, IdentityVersion::One, &config.hostnqn, &config.subnqn);
+        let version = version(&args.address, &config.hostnqn, &config.subnqn)?;
+        let psk = ClientPsk::new(&key, version, &config.hostnqn, &config.subnqn);
         let psk = psk.map_err(|error| Failure::usage(format!("tls_key: {error}")))?;
         config.streams = Some(Arc::new(TlsConnector::new(psk)));
     }
@@ -303,7 +310,7 @@ fn address_config(args: &AddressArgs, subnqn: Nqn) -> Result<HostConfig, Failure
     let credentials = credentials(args)?;
     if args.concat {
         check_concatenation(credentials.as_ref())?;
-        config.concatenator = Some(raceline_tls::concatenate);
+        config.concatenator = Some(raceline_tls::concatenator());
     }
     config.credentials.set(credentials.map(Arc::new));
     // -1, the only negative value, means no limit.
@@ -393,12 +400,7 @@ fn tls(
 fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientPsk>, Failure> {
     let unusable = |error: &dyn std::fmt::Display| Failure::usage(format!("--tls-psk: {error}"));
     let derivation = secrets::derivation(args.tls_compat);
-    let version = match (&args.tls_key_identity, args.tls_identity) {
-        (Some(identity), _) => identity_version(identity, (host.as_str(), subsystem.as_str()))
-            .map_err(|what| Failure::usage(format!("--tls-key-identity: {what}")))?,
-        (None, 0) => IdentityVersion::Zero,
-        (None, _) => IdentityVersion::One,
-    };
+    let version = version(args, host, subsystem)?;
     if args.keyring.as_ref().is_some_and(|keyring| !KEYRINGS.contains(&keyring.as_str())) {
         shell::note(&format!("--keyring is passed over: {ALL_KEYRINGS}"));
     }
@@ -415,6 +417,16 @@ fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientP
     let key = key.with_derivation(derivation);
     let psk = ClientPsk::new(&key, version, host, subsystem);
     Ok(Some(psk.map_err(|error| unusable(&error))?))
+}
+
+/// The version of the identity by which a key is offered.
+fn version(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<IdentityVersion, Failure> {
+    match (&args.tls_key_identity, args.tls_identity) {
+        (Some(identity), _) => identity_version(identity, (host.as_str(), subsystem.as_str()))
+            .map_err(|what| Failure::usage(format!("--tls-key-identity: {what}"))),
+        (None, 0) => Ok(IdentityVersion::Zero),
+        (None, _) => Ok(IdentityVersion::One),
+    }
 }
 
 /// The version of an identity as nvme-cli names it, which has to be for these names of host and subsystem.

@@ -35,6 +35,6 @@ pub use handshake::{Established, Handshake};
 pub use keys::{ClientPsk, ClientPskStore, GENERATED_MAX, PskLookup, PskTable, SharedPsk};
 pub use library::Certificates;
 pub use offload::{Ktls, Offload};
-pub use provider::{TlsAcceptor, TlsConnector, concatenate};
+pub use provider::{Concatenate, TlsAcceptor, TlsConnector, concatenate, concatenator};
 pub use record::{DATA_MAX, RECORD_MAX, Suite};
 pub use session::{Opened, Session};

@@ -132,6 +132,16 @@ pub fn concatenate(psk: &GeneratedPsk, names: &Names) -> Result<Arc<dyn StreamPr
     Ok(Arc::new(TlsConnector::new(ClientPsk::generated(psk, names)?)))
 }
 
+/// What makes TLS of a key that an authentication has made.
+pub type Concatenate = fn(&GeneratedPsk, &Names) -> Result<Arc<dyn StreamProvider>, KeyError>;
+
+/// [`concatenate`], with the random numbers ready: the core that has the key does not wait for them.
+#[must_use]
+pub fn concatenator() -> Concatenate {
+    library::prepare();
+    concatenate
+}
+
 fn wrap(socket: Socket, handshake: Handshake, offload: Offload) -> io::Result<Socket> {
     let (local, peer) = (socket.local_address(), socket.peer_address());
     let stream = TlsStream::new(socket.into_transport()?, handshake, offload);

@@ -110,6 +110,8 @@ fn agree(one: &Connection, other: &Connection) -> bool {
         let address = &mut connect.address;
         (address.address, address.port) = (String::new(), 0);
         (address.source, address.interface, address.transport) = (None, None, None);
+        // What they come to is in the key.
+        (address.tls, address.keyring) = (false, None);
         let secrets = &it.secrets;
         let keys = [secrets.host.is_some(), secrets.controller.is_some(), secrets.tls.is_some()];
         format!("{connect:?} {:?} {keys:?} {}", it.queues, secrets.concat)

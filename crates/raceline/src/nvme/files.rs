@@ -491,8 +491,7 @@ impl ConfigReader<'_> {
         }
         let is_discovery = nqn == DISCOVERY_NQN || port["discovery"] == true;
         let serial = serial_of(host, port);
-        let has_key =
-            serial.is_some() || port["tls_key"].is_string() || host["tls_key"].is_string();
+        let has_key = serial.is_some() || tls_key(host, port).is_string();
         let has_identity = !port["tls_key_identity"].is_null();
         let mut words = vec!["-n".to_owned(), nqn.to_owned()];
         for (name, option) in [("hostnqn", "-q"), ("hostid", "-I")] {
@@ -637,8 +636,12 @@ impl ConfigReader<'_> {
         into: &mut Secrets,
     ) -> Result<(), Failure> {
         for kind in SECRETS {
+            let is_none = |value: &Value| match kind {
+                "tls_key" => is_no_key(value),
+                _ => value.is_null(),
+            };
             let (value, at) = match (&port[kind], &host[kind]) {
-                (Value::Null, value) => (value, format!("the host's {kind}")),
+                (own, value) if is_none(own) => (value, format!("the host's {kind}")),
                 (value, _) => (value, format!("{place}.{kind}")),
             };
             if kind == "tls_key" && value.is_number() {
@@ -654,9 +657,19 @@ impl ConfigReader<'_> {
     }
 }
 
-/// The serial number of a key of the kernel, which older ones of nvme-cli write where newer ones write a key. 0 is none.
+/// The key for TLS of a port, or of the host: a key, or the serial number of one of the kernel, which older ones of nvme-cli write.
+fn tls_key<'a>(host: &'a Value, port: &'a Value) -> &'a Value {
+    if is_no_key(&port["tls_key"]) { &host["tls_key"] } else { &port["tls_key"] }
+}
+
+/// 0 is none, as is what is not there.
+fn is_no_key(value: &Value) -> bool {
+    value.is_null() || value.as_i64().is_some_and(|serial| serial <= 0)
+}
+
+/// The serial number of a key of the kernel.
 fn serial_of(host: &Value, port: &Value) -> Option<i64> {
-    let value = if port["tls_key"].is_null() { &host["tls_key"] } else { &port["tls_key"] };
+    let value = tls_key(host, port);
     value.as_i64().filter(|serial| *serial > 0 && port["tls"] == true)
 }
 
