@@ -74,7 +74,8 @@ pub enum TakeOverError {
     Lost(io::Error),
     /// This process cannot do what the daemon does, and the daemon is gone.
     #[error(
-        "the daemon has ended meanwhile, and this process cannot take its place ({0}): start one without --take-over"
+        "this process cannot take the daemon's place ({0}), and the daemon does not listen to it any more: if it has ended, start \
+         one without --take-over"
     )]
     Gone(String),
     /// This process cannot do what the daemon does.

@@ -81,7 +81,11 @@ impl Predecessor {
     pub(crate) fn give_up(&self, why: String) -> TakeOverError {
         match self.wire.send(&FromSuccessor::Failed(why.clone())) {
             Ok(()) => TakeOverError::Unable(why),
-            Err(_) => TakeOverError::Gone(why),
+            // Why the daemon went, if it has said so.
+            Err(_) => match receive(&self.wire) {
+                Err(refused @ TakeOverError::Refused(_)) => refused,
+                _ => TakeOverError::Gone(why),
+            },
         }
     }
 

@@ -252,7 +252,8 @@ impl Catalogue {
     pub fn apply(&mut self, record: Record) {
         match record {
             Record::Put { key, entry } => self.put(key.renewed(&entry), entry),
-            // An earlier version recorded so that it removed what is for RDMA: then there was nothing for TCP.
+            // An earlier version recorded so that it removed what is for RDMA: then there was no listener for TCP. (Of two
+            // referrals to one place, that for TCP goes.)
             Record::Remove { key } => match self.get(&key) {
                 None => self.remove(&key.for_rdma().unwrap_or(key)),
                 Some(_) => self.remove(&key),
@@ -361,8 +362,15 @@ impl Catalogue {
 fn digest_of(key: &Key, entry: &Entry) -> u64 {
     let mut entry = entry.clone();
     entry.params.sort_all_objects();
+    // Earlier versions named no protocol, and there are digests of theirs. The entry has it.
+    let mut key = key.clone();
+    if let Some(part) = key.address_part()
+        && let Some(address) = part.strip_prefix(RDMA_SCHEME)
+    {
+        *part = address.to_owned();
+    }
     // Names and values that were parsed can always be written.
-    let text = serde_json::to_vec(&(key, &entry)).unwrap_or_default();
+    let text = serde_json::to_vec(&(&key, &entry)).unwrap_or_default();
     text.iter().fold(0xcbf2_9ce4_8422_2325, |digest, byte| {
         (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

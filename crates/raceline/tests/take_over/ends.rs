@@ -100,7 +100,7 @@ fn a_daemon_that_is_killed_amid_a_take_over_leaves_what_it_has_kept() {
     place.daemon.wait().unwrap();
     // What it would have gone on with is gone.
     assert_eq!(wait(&mut successor), Some(1), "{}", place.said());
-    assert!(place.said().contains("the daemon has ended meanwhile"), "{}", place.said());
+    assert!(place.said().contains("the daemon does not listen to it any more"), "{}", place.said());
     start_anew(&mut place, &before);
 }
 
