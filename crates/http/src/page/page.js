@@ -567,6 +567,11 @@ function ask(title, fields, work, button = "OK") {
   $("dialog").showModal();
 }
 
+// The browser gives the focus back to what had it, unless that is gone.
+function closed() {
+  if (opener && !opener.isConnected) $("scroll").focus();
+}
+
 async function submitted(event) {
   event.preventDefault();
   $("ok").disabled = true;
@@ -729,6 +734,7 @@ function start() {
   $("unlock").addEventListener("click", unlock);
   $("cancel").addEventListener("click", () => $("dialog").close());
   $("form").addEventListener("submit", submitted);
+  $("dialog").addEventListener("close", closed);
   call("spdk_get_version").then((version) => set($("about"), `${(version.server || version).version} on ${location.host}`), () => {});
   turn();
 }

@@ -20,9 +20,20 @@ const NODE: &str = "iqn.2026-01.io.raceline:disk";
 const METRICS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/METRICS.md");
 
 /// Metrics that the daemon of these tests has no samples of, and why.
-const WITHOUT: [(&str, &str); 5] = [
+const WITHOUT: [(&str, &str); 16] = [
     ("memory_limit_bytes", "the test may run where no control group limits memory"),
     ("memory_limit_used_bytes", "the same"),
+    ("rdma_refused_queues_total", "there is no RDMA device here"),
+    ("rdma_lost_receives_total", "the same"),
+    ("rdma_polls_total", "the same"),
+    ("rdma_idle_polls_total", "the same"),
+    ("rdma_completions_total", "the same"),
+    ("rdma_requests_total", "the same"),
+    ("rdma_sends_total", "the same"),
+    ("rdma_send_posts_total", "the same"),
+    ("rdma_receives_total", "the same"),
+    ("rdma_receive_posts_total", "the same"),
+    ("rdma_responses_in_place_total", "the same"),
     ("state_writable", "the daemon has no state directory"),
     ("subsystem_namespaces_registered", "nobody has registered for reservations"),
     ("subsystem_namespaces_reserved", "nobody has reserved a namespace"),
