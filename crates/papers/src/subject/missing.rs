@@ -21,11 +21,11 @@ pub fn why(need: &str, options: &Options<'_>) -> Option<String> {
         "nvmet-rdma" => nvmet_rdma(options.nvmet_rdma.is_some()),
         "toe" => Some(with_stand_in(
             "a NIC with a TCP offload engine and its driver (t4_tom)",
-            "the kernel's TCP, in all other series",
+            "the kernel's TCP, in all other series (CH-F1 and CH-F2 have models of it besides),",
         )),
         "iscsi-offload" => Some(with_stand_in(
             "a NIC with iSCSI offload and the kernel's iSCSI target (cxgbit)",
-            "Raceline's iSCSI target, in software,",
+            "Raceline's iSCSI target, in software (CH-F1 and CH-F2 have models of it besides),",
         )),
         "rdma" => options.rdma.find().err(),
         "net-admin" => match rustix::process::geteuid().is_root() {

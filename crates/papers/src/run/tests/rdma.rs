@@ -14,7 +14,11 @@ use crate::subject::fabric::{serve, with_fabric};
 const ROWS: [&str; 3] = ["rdma-poll", "iwarp", "spdk-iwarp"];
 
 fn has_two_cores() -> bool {
-    raceline_reactor::affinity::allowed_cores().unwrap().len() >= 2
+    let has = raceline_reactor::affinity::allowed_cores().unwrap().len() >= 2;
+    if !has {
+        eprintln!("SKIPPED: a series takes two cores");
+    }
+    has
 }
 
 /// CH-F1 with one column, three connections and these rows.
