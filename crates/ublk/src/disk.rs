@@ -43,6 +43,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it looks.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How long the kernel may take, after it has said that a process has ended, to take back the places of that one's requests.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
 /// How long what is at the device of a disk that is left may still take.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 
@@ -160,6 +163,12 @@ pub enum DiskError {
         /// Why.
         source: io::Error,
     },
+    /// The kernel ended what had begun.
+    #[error(
+        "the kernel took back what this process had for requests of /dev/ublkb{0}, because it saw the end of the former process \
+         late: begin the disk again, and it goes on"
+    )]
+    TakenBack(u32),
     /// A core cannot be started.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
@@ -235,7 +244,7 @@ impl Disk {
             let set = control.set_params(id, &params);
             set.map_err(|source| refused(Command::SetParams, id, source))?;
             serve(config, (&info, control.is_encoded(), way), &told, &mut cores)?;
-            let worth = || !told.failed.load(Ordering::Acquire);
+            let worth = || told.is_well();
             let started = control.simple(Command::Start, id, process_id(), &worth);
             started.map_err(|source| refused(Command::Start, id, source))
         };
@@ -244,7 +253,7 @@ impl Disk {
             return Err(error);
         }
         let bytes = params.sectors * SECTOR;
-        let (device, Told { failed, left, stats }) = (Arc::clone(&config.device), told);
+        let (device, Told { failed, left, stats, .. }) = (Arc::clone(&config.device), told);
         let outlives = info.features & feature::USER_RECOVERY != 0;
         let (recovered, size) = (false, Size::new(bytes));
         Ok(Self { control, id, device, cores, failed, left, stats, outlives, size, recovered, way })
@@ -262,7 +271,13 @@ impl Disk {
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
         fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
         let until = Instant::now() + PATIENCE;
-        // The kernel first sees the end of the process.
+        // The kernel first sees the end of the process. It says so before it has taken back all places of requests, and would
+        // take back those of this process as well.
+        while control.info(id).is_ok_and(|info| info.state == state::LIVE) && Instant::now() < until
+        {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        std::thread::sleep(SETTLE_TIME);
         while let Err(source) = control.simple(Command::StartRecovery, id, process_id(), &|| true) {
             if source.raw_os_error() != Some(EBUSY) || Instant::now() > until {
                 return Err(refused(Command::StartRecovery, id, source));
@@ -275,11 +290,14 @@ impl Disk {
         tell_way(id, way, judged);
         // When this fails, the disk waits for the next process.
         serve(config, (info, control.is_encoded(), way), &told, &mut cores)?;
-        let worth = || !told.failed.load(Ordering::Acquire);
+        let worth = || told.is_well();
         let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
-        ended.map_err(|source| refused(Command::EndRecovery, id, source))?;
+        ended.map_err(|source| match told.ended.load(Ordering::Acquire) {
+            true => DiskError::TakenBack(id),
+            false => refused(Command::EndRecovery, id, source),
+        })?;
         let bytes = before.sectors * SECTOR;
-        let (device, Told { failed, left, stats }) = (Arc::clone(&config.device), told);
+        let (device, Told { failed, left, stats, .. }) = (Arc::clone(&config.device), told);
         let (recovered, outlives, size) = (true, true, Size::new(bytes));
         Ok(Self { control, id, device, cores, failed, left, stats, outlives, size, recovered, way })
     }
@@ -608,8 +626,17 @@ fn fits(before: &Params, now: &Params) -> Result<(), String> {
 #[derive(Default)]
 struct Told {
     failed: Arc<AtomicBool>,
+    /// Before the disk is there, no place of a request may be taken back: the kernel would wait for it without end.
+    ended: Arc<AtomicBool>,
     left: Arc<AtomicUsize>,
     stats: Arc<DiskStats>,
+}
+
+impl Told {
+    /// Whether the disk may still come.
+    fn is_well(&self) -> bool {
+        !self.failed.load(Ordering::Acquire) && !self.ended.load(Ordering::Acquire)
+    }
 }
 
 /// Starts the cores of a disk's queues.
@@ -640,6 +667,7 @@ fn serve(
             facts,
             way,
             failed: Arc::clone(&told.failed),
+            ended: Arc::clone(&told.ended),
             left: Arc::clone(&told.left),
             counters: told.stats.core(),
         };

@@ -177,6 +177,11 @@ impl Queue {
         self.doubt = None;
     }
 
+    /// Whether the disk ends, as far as the kernel or this process has said.
+    pub(crate) fn ends(&self) -> bool {
+        self.ends
+    }
+
     /// Whether an answer was not taken, which the end of the disk would explain.
     pub(crate) fn has_doubts(&self) -> bool {
         self.doubt.is_some()

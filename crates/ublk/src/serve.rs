@@ -44,6 +44,8 @@ pub(crate) struct Part {
     pub(crate) way: Way,
     /// Set when the kernel refuses commands.
     pub(crate) failed: Arc<AtomicBool>,
+    /// Set when the kernel has taken the place of a request back.
+    pub(crate) ended: Arc<AtomicBool>,
     /// Cores that have nothing at the device any more, after [`Message::Leave`].
     pub(crate) left: Arc<AtomicUsize>,
     /// Where this core counts.
@@ -57,6 +59,7 @@ pub(crate) struct Core {
     channel: Box<dyn Channel>,
     done: Vec<Done>,
     failed: Arc<AtomicBool>,
+    ended: Arc<AtomicBool>,
     /// Until it has been counted there.
     left: Option<Arc<AtomicUsize>>,
     counters: Arc<DiskCounters>,
@@ -82,6 +85,7 @@ impl Core {
             channel,
             done: Vec::new(),
             failed: part.failed,
+            ended: part.ended,
             left: Some(part.left),
             counters: part.counters,
             doubts: false,
@@ -167,6 +171,9 @@ impl Service for Core {
         self.send(cx);
         if let Some(left) = self.left.take_if(|_| self.queue.has_left()) {
             left.fetch_add(1, Ordering::AcqRel);
+        }
+        if self.queue.ends() {
+            self.ended.store(true, Ordering::Release);
         }
         if let Some(error) = self.queue.take_fault() {
             self.failed.store(true, Ordering::Release);

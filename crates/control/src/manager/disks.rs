@@ -282,7 +282,7 @@ fn ublk_error(error: &DiskError) -> ManagerError {
         DiskError::Invalid(_) => libc::EINVAL,
         DiskError::NoDriver(_) => libc::ENODEV,
         DiskError::NoRing(_) | DiskError::NotPermitted => libc::EPERM,
-        DiskError::InUse(_) => libc::EBUSY,
+        DiskError::InUse(_) | DiskError::TakenBack(_) => libc::EBUSY,
         DiskError::Open(_, source)
         | DiskError::Core(source)
         | DiskError::Command { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
