@@ -44,6 +44,34 @@ identify() {
     host identify --namespace 2 -o json >/dev/null
 }
 
+# verb VERB [OPTION...]: a verb of nvme-cli, whose short options are not those of an address everywhere.
+verb() {
+    local verb=$1
+    shift
+    $RACELINE "$verb" --transport rdma --traddr $ADDR --trsvcid $PORT --nqn "$NQN" "$@"
+}
+# The verbs of nvme-cli.  (Linux's target has no Compare.)
+verbs() {
+    verb list -o json | grep -q PhysicalSize || fail "list shows no namespace"
+    verb list-subsys -o json | grep -q "$NQN" || fail "list-subsys does not show the subsystem"
+    verb id-ctrl | grep -q "^subnqn *: $NQN" || fail "id-ctrl shows another subsystem"
+    verb id-ns --namespace-id 2 | grep -q '^nsze *: 0x6000' || fail "id-ns: $(verb id-ns --namespace-id 2 | grep nsze)"
+    verb smart-log | grep -q '^percentage_used' || fail "no SMART log"
+    verb error-log >/dev/null
+    verb get-log --log-id 2 --log-len 512 >/dev/null
+    verb ns-rescan
+    verb reset
+    dd if=/dev/urandom of=/tmp/data bs=512 count=8 2>/dev/null
+    host write --namespace 1 --slba 3 /tmp/data
+    verb flush --namespace-id 1
+    host read --namespace 1 --slba 3 --blocks 8 /tmp/back
+    cmp /tmp/data /tmp/back
+    verb write-zeroes --namespace-id 1 --start-block 3 --block-count 7
+    host read --namespace 1 --slba 3 --blocks 8 /tmp/back
+    cmp -n 4096 /tmp/back /dev/zero
+    verb dsm --namespace-id 1 --ad --slbs 64 --blocks 8
+}
+
 # write_read NSID BLOCKSIZE BLOCKS: writes random blocks and reads them back.
 write_read() {
     dd if=/dev/urandom of=/tmp/data bs="$2" count="$3" 2>/dev/null
@@ -324,6 +352,7 @@ log_start
 check setup 60 setup
 check discover 60 discover
 check identify 60 identify
+check verbs 120 verbs
 check write-read 300 write_read_all
 check verify 300 verify
 check unknown-subsystem 60 unknown_subsystem
