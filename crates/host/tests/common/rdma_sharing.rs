@@ -243,9 +243,9 @@ impl Channels {
     fn new(fabric: &Fabric, count: usize) -> Self {
         let config = || HostConfig {
             io_queues: 1,
-            command_timeout: Some(Duration::from_secs(2)),
+            command_timeout: Some(Duration::from_secs(6)),
             admin_timeout: Some(LIMIT),
-            connect_timeout: Duration::from_secs(2),
+            connect_timeout: Duration::from_secs(6),
             ..fabric.config()
         };
         let open = |_| RemoteNamespace::open(config(), NS).unwrap();
