@@ -169,6 +169,13 @@ pub enum DiskError {
          late: begin the disk again, and it goes on"
     )]
     TakenBack(u32),
+    /// The kernel does not end a recovery.
+    #[error(
+        "the kernel has not gone on with /dev/ublkb{0} for {s} s after this process was there for it: begin the disk again, or \
+         remove it by `raceline disconnect -d /dev/ublkb{0}`",
+        s = PATIENCE.as_secs()
+    )]
+    Unended(u32),
     /// A core cannot be started.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
@@ -271,8 +278,8 @@ impl Disk {
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
         fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
         let until = Instant::now() + PATIENCE;
-        // The kernel first sees the end of the process. It says so before it has taken back all places of requests, and would
-        // take back those of this process as well.
+        // The kernel first sees the end of the process. It says so before it takes back the places of requests, and may take back
+        // those of this process as well.
         while control.info(id).is_ok_and(|info| info.state == state::LIVE) && Instant::now() < until
         {
             std::thread::sleep(LOOK_INTERVAL);
@@ -291,10 +298,13 @@ impl Disk {
         // When this fails, the disk waits for the next process.
         serve(config, (info, control.is_encoded(), way), &told, &mut cores)?;
         let worth = || told.is_well();
+        let until = Instant::now() + PATIENCE;
+        let worth = || worth() && Instant::now() < until;
         let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
-        ended.map_err(|source| match told.ended.load(Ordering::Acquire) {
-            true => DiskError::TakenBack(id),
-            false => refused(Command::EndRecovery, id, source),
+        ended.map_err(|source| match source.kind() {
+            _ if told.ended.load(Ordering::Acquire) => DiskError::TakenBack(id),
+            io::ErrorKind::Interrupted if Instant::now() >= until => DiskError::Unended(id),
+            _ => refused(Command::EndRecovery, id, source),
         })?;
         let bytes = before.sectors * SECTOR;
         let (device, Told { failed, left, stats, .. }) = (Arc::clone(&config.device), told);

@@ -283,6 +283,7 @@ fn ublk_error(error: &DiskError) -> ManagerError {
         DiskError::NoDriver(_) => libc::ENODEV,
         DiskError::NoRing(_) | DiskError::NotPermitted => libc::EPERM,
         DiskError::InUse(_) | DiskError::TakenBack(_) => libc::EBUSY,
+        DiskError::Unended(_) => libc::ETIMEDOUT,
         DiskError::Open(_, source)
         | DiskError::Core(source)
         | DiskError::Command { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
