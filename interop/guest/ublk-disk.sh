@@ -45,6 +45,16 @@ jobs() {
             --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 || return 1
     done
 }
+# killed_often TIMES COMMAND...: as killed_under_jobs, with the same COMMAND each time.
+killed_often() {
+    local times=$1 commands=""
+    shift
+    while [ "$times" -gt 0 ]; do
+        times=$((times - 1))
+        commands="$commands '$*'"
+    done
+    eval "killed_under_jobs $commands"
+}
 # killed_under_jobs COMMAND...: the process of the disk is killed under jobs that verify, once for each COMMAND, which makes the
 # disk again.  The jobs wait, and end well; then the disk is removed.
 killed_under_jobs() {

@@ -129,6 +129,20 @@ killed() {
     killed_under_jobs attach attach attach
 }
 
+# A driver that gives requests to a thread while it dies waits for their answers without end: that was so about each twentieth
+# time, when a core had a request on the ring of its disk.
+killed_often_under_jobs() {
+    begin
+    killed_often 40 attach
+}
+
+# All requests of a queue are with the process that is killed: up to Linux 6.14, the kernel sees its end only when it looks after
+# their time.
+killed_with_all() {
+    begin --queue-depth 4
+    killed_often 2 attach --queue-depth 4
+}
+
 # writes_by ADDRESS NQN: prints how many writes the present queues at that address of the daemon have done.
 writes_by() {
     rpc nvmf_subsystem_get_qpairs "$2" | awk -v at="$1" -F '"' '
@@ -420,6 +434,8 @@ check fio-verify 120 verify
 check polled 120 polled
 check durable 60 durable
 check killed 240 killed
+check killed-often 600 killed_often_under_jobs
+check killed-with-all 300 killed_with_all
 check tls 300 over_two 127.0.0.2 127.0.0.3 tls
 check two-paths 300 over_two 127.0.0.4 127.0.0.5 plain
 check in-use 240 in_use

@@ -37,8 +37,12 @@ const IO_UNIT: u32 = 4096;
 /// Most bytes that are discarded or zeroed by one request.
 const MAX_RANGE_BYTES: u64 = 1 << 30;
 
-/// How long the kernel may need to see that a process has ended, and to make the files of a disk.
+/// How long the kernel may need to make the files of a disk, and to go on with a command that waits for a process.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the kernel may need to see that a process has ended. Up to Linux 6.14, where all requests of a queue were with the
+/// process, it sees that when it looks after their time, which is 30 s.
+const DEATH_TIME: Duration = Duration::from_secs(60);
 
 /// How often it looks.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -152,6 +156,20 @@ pub enum DiskError {
         id: u32,
         /// What does not fit.
         why: String,
+    },
+    /// The kernel has not seen the end of the process.
+    #[error(
+        "to the kernel, process {pid} still serves /dev/ublkb{id}, and has not been seen here for {s} s: if it runs in another \
+         container, end it there. If it has ended, the kernel's driver waits for a request that it lost, and only a restart of \
+         the machine removes the disk: nothing that was flushed is lost, and `raceline connect --as ublk` with another \
+         `--ublk-id` makes another disk of the same device",
+        s = DEATH_TIME.as_secs()
+    )]
+    Unseen {
+        /// The number of the disk.
+        id: u32,
+        /// The process.
+        pid: i32,
     },
     /// A command was refused.
     #[error("the kernel refuses {command} for /dev/ublkb{id}: {source}")]
@@ -273,18 +291,17 @@ impl Disk {
         info: &DeviceInfo,
     ) -> Result<Self, DiskError> {
         let id = info.id;
+        if !waits(&mut control, id)? {
+            return Err(DiskError::InUse(id));
+        }
         let before =
             control.params(id).map_err(|source| refused(Command::GetParams, id, source))?;
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
         fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
-        let until = Instant::now() + PATIENCE;
-        // The kernel first sees the end of the process. It says so before it takes back the places of requests, and may take back
-        // those of this process as well.
-        while control.info(id).is_ok_and(|info| info.state == state::LIVE) && Instant::now() < until
-        {
-            std::thread::sleep(LOOK_INTERVAL);
-        }
+        // The kernel says that a process has ended before it takes back the places of requests, and may take back those of this
+        // process as well.
         std::thread::sleep(SETTLE_TIME);
+        let until = Instant::now() + PATIENCE;
         while let Err(source) = control.simple(Command::StartRecovery, id, process_id(), &|| true) {
             if source.raw_os_error() != Some(EBUSY) || Instant::now() > until {
                 return Err(refused(Command::StartRecovery, id, source));
@@ -453,21 +470,13 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
         return Ok(false);
     };
     let mut control = Control::open()?;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match control.info(id) {
-            Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
-                if info.state != state::LIVE {
-                    break;
-                }
-                // The kernel has not seen its end yet; or it runs where its number is another one, in a container.
-                if Instant::now() > until {
-                    return Ok(false);
-                }
-                std::thread::sleep(LOOK_INTERVAL);
+    match control.info(id) {
+        Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
+            if !waits(&mut control, id)? {
+                return Ok(false);
             }
-            _ => return Ok(false),
         }
+        _ => return Ok(false),
     }
     let stopped = control.simple(Command::Stop, id, 0, &|| true);
     stopped.map_err(|source| refused(Command::Stop, id, source))?;
@@ -476,6 +485,23 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
         // The kernel has it go when the last program closes it.
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
         deleted => deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source)),
+    }
+}
+
+/// Waits until the kernel has seen that the process of a disk has ended; false if another process serves it by then, or it is
+/// gone. Meanwhile nothing but the state may be asked for: other commands wait for a lock that the driver keeps, and nothing ends their wait.
+fn waits(control: &mut Control, id: u32) -> Result<bool, DiskError> {
+    let until = Instant::now() + DEATH_TIME;
+    loop {
+        match control.info(id) {
+            Ok(info) if info.state != state::LIVE => return Ok(true),
+            Ok(info) if !is_orphan(&info) => return Ok(false),
+            Ok(info) if Instant::now() > until => {
+                return Err(DiskError::Unseen { id, pid: info.pid });
+            }
+            Ok(_) => std::thread::sleep(LOOK_INTERVAL),
+            Err(_) => return Ok(false),
+        }
     }
 }
 

@@ -282,7 +282,7 @@ fn ublk_error(error: &DiskError) -> ManagerError {
         DiskError::Invalid(_) => libc::EINVAL,
         DiskError::NoDriver(_) => libc::ENODEV,
         DiskError::NoRing(_) | DiskError::NotPermitted => libc::EPERM,
-        DiskError::InUse(_) | DiskError::TakenBack(_) => libc::EBUSY,
+        DiskError::InUse(_) | DiskError::TakenBack(_) | DiskError::Unseen { .. } => libc::EBUSY,
         DiskError::Unended(_) => libc::ETIMEDOUT,
         DiskError::Open(_, source)
         | DiskError::Core(source)

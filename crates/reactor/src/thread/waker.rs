@@ -73,7 +73,8 @@ impl Waker {
     }
 }
 
-fn eventfd() -> io::Result<OwnedFd> {
+/// A new eventfd(2) that nobody waits at yet.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {

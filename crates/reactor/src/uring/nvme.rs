@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
 use io_uring::register::Restriction;
 use io_uring::types::Fd;
@@ -26,6 +26,8 @@ const ENTRY_ROOM: usize = 80;
 /// A ring that takes nothing but passthrough commands.
 pub(super) struct NvmeRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry32>,
+    /// Readable once this ring has had a completion.
+    event: OwnedFd,
     backlog: VecDeque<squeue::Entry128>,
     /// Operations whose command could not be made.
     refused: VecDeque<(u64, io::Error)>,
@@ -42,11 +44,12 @@ impl NvmeRing {
         let mut builder = IoUring::<squeue::Entry128, cqueue::Entry32>::builder();
         builder.setup_clamp().setup_submit_all().setup_r_disabled().setup_cqsize(4 * ENTRIES);
         let ring = builder.build(ENTRIES)?;
+        let event = super::ring::watched(&ring)?;
         let submitter = ring.submitter();
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::UringCmd80::CODE)])?;
         submitter.register_enable_rings()?;
         let (backlog, refused) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { ring, backlog, refused, in_flight: 0 })
+        Ok(Self { ring, event, backlog, refused, in_flight: 0 })
     }
 
     /// Queues a command, or the reason why there is none. What the command points at is the
@@ -107,7 +110,7 @@ impl NvmeRing {
 impl UringIo {
     /// Waits on the core's ring for completions on this one, too.
     pub(super) fn watch_nvme(&mut self) {
-        let Some(fd) = self.nvme.as_ref().map(|ring| ring.ring.as_raw_fd()) else { return };
+        let Some(fd) = self.nvme.as_ref().map(|ring| ring.event.as_raw_fd()) else { return };
         let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).multi(true);
         self.push(poll.build().user_data(NVME_DATA));
     }

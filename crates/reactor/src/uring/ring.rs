@@ -1,10 +1,12 @@
 //! Opens a ring with what this kernel has, and says what the ring may do.
 
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
-use io_uring::IoUring;
+use io_uring::{IoUring, cqueue, squeue};
 
 use super::ops;
+use crate::thread::waker::eventfd;
 
 /// Submissions between two polls that need no extra system call; more wait in a backlog.
 const SUBMISSION_ENTRIES: u32 = 1024;
@@ -51,4 +53,20 @@ pub(super) fn open_ring() -> io::Result<IoUring> {
 /// version as deferred completions.
 pub(super) fn knows_zero_copy(ring: &IoUring) -> bool {
     ring.params().is_setup_single_issuer()
+}
+
+/// An eventfd that is readable once a ring, which is not at work yet, has had a completion: for a poll on another ring.
+///
+/// No ring of ours polls a ring itself. While a thread has a request on the file of a ring, the kernel cancels what all rings of
+/// that thread have when it is killed, and not only after it has marked the thread as dying. To a ublk driver the thread looks
+/// alive then: it gives it requests that nobody answers, waits for their answers without end, and the disk cannot be recovered
+/// nor removed (seen with Linux 6.12).
+pub(super) fn watched<S, C>(ring: &IoUring<S, C>) -> io::Result<OwnedFd>
+where
+    S: squeue::EntryMarker,
+    C: cqueue::EntryMarker,
+{
+    let event = eventfd()?;
+    ring.submitter().register_eventfd(event.as_raw_fd())?;
+    Ok(event)
 }

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -74,6 +74,8 @@ const SUBMISSIONS_MAX: usize = 4;
 /// A queue, and the commands that the kernel has of it.
 pub(super) struct UblkRing {
     ring: IoUring,
+    /// Readable once this ring has had a completion.
+    event: OwnedFd,
     file: Arc<File>,
     queue: UblkQueue,
     /// What the kernel asks for, one descriptor for each tag.
@@ -95,6 +97,7 @@ impl UblkRing {
         builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
         // Each tag has one command or move at most, so that there always is room.
         let ring: IoUring = builder.build(u32::from(queue.depth))?;
+        let event = super::ring::watched(&ring)?;
         let submitter = ring.submitter();
         let mut permitted = vec![opcode::UringCmd16::CODE];
         if queue.pages {
@@ -107,7 +110,8 @@ impl UblkRing {
         submitter.register_enable_rings()?;
         let commands = (0..queue.depth).map(|_| None).collect();
         let moves = (0..queue.depth).map(|_| None).collect();
-        Ok(Self { ring, file, queue, descriptors, commands, moves, refused: VecDeque::new() })
+        let refused = VecDeque::new();
+        Ok(Self { ring, event, file, queue, descriptors, commands, moves, refused })
     }
 
     fn push(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
@@ -271,7 +275,7 @@ impl UringIo {
 
     /// Waits on the core's ring for completions on this one, too.
     pub(super) fn watch_ublk(&mut self) {
-        let Some(fd) = self.ublk.as_ref().map(|ring| ring.ring.as_raw_fd()) else { return };
+        let Some(fd) = self.ublk.as_ref().map(|ring| ring.event.as_raw_fd()) else { return };
         let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).multi(true);
         self.push(poll.build().user_data(UBLK_DATA));
     }
