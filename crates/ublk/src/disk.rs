@@ -291,7 +291,7 @@ impl Disk {
         info: &DeviceInfo,
     ) -> Result<Self, DiskError> {
         let id = info.id;
-        if !waits(&mut control, id)? {
+        if !waits(id, DEATH_TIME, || control.info(id))? {
             return Err(DiskError::InUse(id));
         }
         let before =
@@ -472,7 +472,7 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
     let mut control = Control::open()?;
     match control.info(id) {
         Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
-            if !waits(&mut control, id)? {
+            if !waits(id, DEATH_TIME, || control.info(id))? {
                 return Ok(false);
             }
         }
@@ -490,10 +490,14 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
 
 /// Waits until the kernel has seen that the process of a disk has ended; false if another process serves it by then, or it is
 /// gone. Meanwhile nothing but the state may be asked for: other commands wait for a lock that the driver keeps, and nothing ends their wait.
-fn waits(control: &mut Control, id: u32) -> Result<bool, DiskError> {
-    let until = Instant::now() + DEATH_TIME;
+fn waits(
+    id: u32,
+    patience: Duration,
+    mut info: impl FnMut() -> io::Result<DeviceInfo>,
+) -> Result<bool, DiskError> {
+    let until = Instant::now() + patience;
     loop {
-        match control.info(id) {
+        match info() {
             Ok(info) if info.state != state::LIVE => return Ok(true),
             Ok(info) if !is_orphan(&info) => return Ok(false),
             Ok(info) if Instant::now() > until => {

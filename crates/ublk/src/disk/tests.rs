@@ -100,6 +100,41 @@ fn wrong_limits_are_refused_with_a_reason() {
     }
 }
 
+/// The state of a disk of process `pid`, as the kernel shows it.
+fn shown(state: u16, pid: i32) -> DeviceInfo {
+    let config = config("ram:1M");
+    DeviceInfo { state, pid, ..asked(&config, &config.device.info(), false, Err(Reason::Kernel)) }
+}
+
+#[test]
+fn a_process_that_follows_waits_until_the_kernel_has_seen_the_end_of_the_former_one() {
+    let long = Duration::from_secs(600);
+    let mut shows = vec![shown(state::QUIESCED, i32::MAX); 1];
+    shows.resize(3, shown(state::LIVE, i32::MAX));
+    assert!(waits(0, long, || Ok(shows.pop().unwrap())).unwrap());
+    assert!(shows.is_empty(), "it did not look until then");
+    let own = i32::try_from(std::process::id()).unwrap();
+    let mut shows = vec![shown(state::LIVE, own), shown(state::LIVE, i32::MAX)];
+    assert!(!waits(0, long, || Ok(shows.pop().unwrap())).unwrap(), "another process serves it");
+    let removed = || Err(io::Error::from_raw_os_error(ENODEV));
+    assert!(!waits(0, long, removed).unwrap(), "it is gone");
+}
+
+#[test]
+fn a_disk_that_the_kernel_does_not_let_go_of_ends_the_wait_with_a_reason() {
+    let wait = Duration::from_millis(50);
+    let start = Instant::now();
+    let error = waits(7, wait, || Ok(shown(state::LIVE, i32::MAX))).unwrap_err();
+    assert!(start.elapsed() >= wait);
+    assert!(matches!(error, DiskError::Unseen { id: 7, pid: i32::MAX }), "{error:?}");
+    let text = error.to_string();
+    for part in
+        ["/dev/ublkb7", "2147483647", "60 s", "container", "restart of the machine", "--ublk-id"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
 #[test]
 fn what_is_no_disk_of_ours_is_no_orphan() {
     for path in ["", "/dev/sda", "/dev/ublkb", "/dev/ublkbx", "/dev/ublkb4000000000"] {
