@@ -10,4 +10,5 @@ mod configs;
 mod drives;
 mod hosts;
 mod jobs;
+mod platforms;
 mod scripts;
