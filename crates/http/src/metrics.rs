@@ -72,13 +72,14 @@ pub(crate) fn write(manager: &Manager, counts: &Counts, form: Form, names: Names
     let (bdevs, disks, subsystems, attached, running) = {
         let model = manager.model();
         let bdevs = bdevs::read(&model, &mut left_out);
-        let disks = disks::read(&model, &mut left_out);
+        let disks = left_out.bound("disks", model.disks.counts());
         let subsystems = subsystems::read(&model, &mut left_out);
         let attached = attached::read(&model, &mut left_out);
         let running: Vec<Running> = model.nvmf.targets.iter().filter_map(running).collect();
         (bdevs, disks, subsystems, attached, running)
     };
-    cores::write(&mut text, manager, &running);
+    let cores_of_disks = cores::of_disks(&disks, &mut left_out);
+    cores::write(&mut text, manager, &running, cores_of_disks);
     errors::write(&mut text, &running);
     bdevs::write(&mut text, &bdevs);
     disks::write(&mut text, &disks);

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use raceline_bdev::{BdevInfo, DiskTotals, SharedBdev};
 use raceline_netlink::Connection;
+use raceline_reactor::CoreLoop;
 
 use crate::{Export, Server, ServerConfig, ServerError};
 use command::{Facts, connect, disconnect, reconfigure, resize};
@@ -146,6 +147,12 @@ impl Disk {
     #[must_use]
     pub fn totals(&self) -> DiskTotals {
         self.server.totals()
+    }
+
+    /// What the loop of its core has done.
+    #[must_use]
+    pub fn core_loops(&self) -> Vec<CoreLoop> {
+        self.server.core_loops()
     }
 
     /// Looks how large the device is, and tells the kernel of a change; gives a new size.

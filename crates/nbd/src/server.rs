@@ -18,7 +18,7 @@ use std::time::Duration;
 use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::private_socket::SocketError;
 use raceline_reactor::{
-    Backend, Context, Cores, Mode, PoolConfig, ReactorConfig, Socket, StreamProvider,
+    Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig, Socket, StreamProvider,
 };
 
 use self::core::{Core, Message};
@@ -242,6 +242,12 @@ impl Server {
     #[must_use]
     pub fn totals(&self) -> DiskTotals {
         self.stats.totals()
+    }
+
+    /// What the loops of its cores have done.
+    #[must_use]
+    pub fn core_loops(&self) -> Vec<CoreLoop> {
+        self.cores.loops()
     }
 
     /// False once a core has ended by itself.

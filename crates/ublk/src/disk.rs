@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
-use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
+use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 
 use crate::control::Control;
 use crate::pages::{self, Reason, Way};
@@ -345,6 +345,12 @@ impl Disk {
     #[must_use]
     pub fn totals(&self) -> DiskTotals {
         self.stats.totals()
+    }
+
+    /// What the loops of its cores have done, one for each queue.
+    #[must_use]
+    pub fn core_loops(&self) -> Vec<CoreLoop> {
+        self.cores.loops()
     }
 
     /// Whether it was made by another process before.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use raceline_bdev::{DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::private_socket::{self, SocketError, SocketFile};
-use raceline_reactor::{Backend, Context, Cores, Mode, PoolConfig, ReactorConfig};
+use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
@@ -193,6 +193,12 @@ impl Server {
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.link.ends().front.is_some()
+    }
+
+    /// What the loops of its cores have done.
+    #[must_use]
+    pub fn core_loops(&self) -> Vec<CoreLoop> {
+        self.cores.loops()
     }
 
     /// False once a core has ended by itself.

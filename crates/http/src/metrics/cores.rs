@@ -1,20 +1,34 @@
-//! The cores: their time, their turns, and what their queues have done.
+//! The cores of targets and of disks: their time, their turns, and what the queues of targets have done.
+
+use std::time::Duration;
 
 use raceline_control::manager::Manager;
+use raceline_control::manager::disks::DiskCounts;
 use raceline_reactor::LoopSnapshot;
 use raceline_reactor::stats::LOOP_TIME_BUCKETS;
 use raceline_target::{PollGroupStats, QueueTotals};
 
 use super::text::{Kind, Labels, Text, Value};
-use super::{Running, transport};
+use super::{LeftOut, MAX_HISTOGRAMS, Running, transport};
+
+/// The label `core` of a thread that is not pinned to a CPU.
+const FLOATS: &str = "any";
 
 /// The first and the last power of two of nanoseconds that ends a bucket: 1 us and 1.07 s.
 const BORDERS: std::ops::RangeInclusive<usize> = 10..=30;
 
 /// One core.
-struct Core {
+pub(super) struct Core {
     labels: Labels,
     loops: LoopSnapshot,
+    /// The time that its busy and idle times are parts of.
+    age: Duration,
+    /// What it serves, if it is a target's.
+    queues: Option<Queues>,
+}
+
+/// What a core of a target serves.
+struct Queues {
     group: Option<PollGroupStats>,
     connections: usize,
 }
@@ -22,7 +36,27 @@ struct Core {
 /// A count of queues: its name, what it is, and where it is.
 pub(super) type QueueCount = (&'static str, &'static str, fn(&QueueTotals) -> Value);
 
-fn read(running: &Running) -> Vec<Core> {
+/// The cores of disks. Each has one thread for all of its disk, or one for each queue of the disk.
+pub(super) fn of_disks(disks: &[DiskCounts], left_out: &mut LeftOut) -> Vec<Core> {
+    let all = disks.iter().flat_map(|disk| disk.cores.iter().map(move |core| (disk, core)));
+    left_out.note("disk_cores", all.clone().count(), MAX_HISTOGRAMS);
+    let listed = all.take(MAX_HISTOGRAMS);
+    listed
+        .map(|(disk, core)| {
+            let cpu = core.core.map_or_else(|| FLOATS.to_owned(), |cpu| cpu.to_string());
+            let labels = [
+                ("disk", disk.name.as_str()),
+                ("core", &cpu),
+                ("name", &core.name),
+                ("serves", disk.kind),
+            ];
+            let (labels, loops, age) = (Labels::new(&labels), core.loops, core.age);
+            Core { labels, loops, age, queues: None }
+        })
+        .collect()
+}
+
+fn read(running: &Running, age: Duration) -> Vec<Core> {
     let stats = running.target.stats();
     let groups = running.target.poll_groups();
     let cores = stats.loops.into_iter().enumerate();
@@ -31,41 +65,56 @@ fn read(running: &Running) -> Vec<Core> {
             let core = running.cpus.get(index).copied().unwrap_or(index).to_string();
             let name = format!("{}_poll_group_{index:03}", running.name);
             Core {
-                labels: running.labels.and(&[("core", &core), ("name", &name)]),
+                labels: running.labels.and(&[
+                    ("core", &core),
+                    ("name", &name),
+                    ("serves", "target"),
+                ]),
                 loops,
-                group: groups.get(index).copied(),
-                connections: stats.connections.get(index).copied().unwrap_or(0),
+                age,
+                queues: Some(Queues {
+                    group: groups.get(index).copied(),
+                    connections: stats.connections.get(index).copied().unwrap_or(0),
+                }),
             }
         })
         .collect()
 }
 
-pub(super) fn write(text: &mut Text, manager: &Manager, running: &[Running]) {
-    let elapsed = nanoseconds(manager.began().elapsed());
-    let cores: Vec<Core> = running.iter().flat_map(read).collect();
+pub(super) fn write(text: &mut Text, manager: &Manager, running: &[Running], of_disks: Vec<Core>) {
+    let age = manager.began().elapsed();
+    let of_targets = running.iter().flat_map(|running| read(running, age));
+    let cores: Vec<Core> = of_targets.chain(of_disks).collect();
+    write_cores(text, &cores);
+    let moves =
+        running.iter().map(|running| (running.labels.clone(), running.target.stats().moves.into()));
+    text.counter("queue_moves", "I/O queues that have moved to another core.", moves);
+}
+
+fn write_cores(text: &mut Text, cores: &[Core]) {
     let mut metric = text.metric(
         "reactor_seconds",
         Kind::Counter,
         "Time of a core: busy with work, or idle, which is asleep or looking for work.",
     );
-    for core in &cores {
+    for core in cores {
         let busy = nanoseconds(core.loops.busy);
         let mode = |mode| core.labels.and(&[("mode", mode)]);
         metric.sample(&mode("busy"), Value::Nanoseconds(busy));
-        metric.sample(&mode("idle"), Value::Nanoseconds(elapsed.saturating_sub(busy)));
+        let idle = nanoseconds(core.age).saturating_sub(busy);
+        metric.sample(&mode("idle"), Value::Nanoseconds(idle));
     }
-    turns(text, &cores);
-    io(text, &cores);
-    let each = |read: fn(&Core) -> Value| {
-        cores.iter().map(move |core| (core.labels.clone(), read(core))).collect::<Vec<_>>()
+    turns(text, cores);
+    io(text, cores);
+    let of_targets = || {
+        let cores = cores.iter();
+        cores.filter_map(|core| Some((core.labels.clone(), core.queues.as_ref()?)))
     };
-    text.gauge("core_connections", "Connections of a core.", each(|core| core.connections.into()));
+    let connections = of_targets().map(|(labels, queues)| (labels, queues.connections.into()));
+    text.gauge("core_connections", "Connections of a core.", connections);
     let groups: Vec<(Labels, PollGroupStats)> =
-        cores.iter().filter_map(|core| Some((core.labels.clone(), core.group?))).collect();
+        of_targets().filter_map(|(labels, queues)| Some((labels, queues.group?))).collect();
     queues(text, &groups);
-    let moves =
-        running.iter().map(|running| (running.labels.clone(), running.target.stats().moves.into()));
-    text.counter("queue_moves", "I/O queues that have moved to another core.", moves);
 }
 
 fn turns(text: &mut Text, cores: &[Core]) {
@@ -190,10 +239,61 @@ pub(super) fn nanoseconds(time: std::time::Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use raceline_reactor::CoreLoop;
     use raceline_target::RdmaQueues;
 
     use super::super::text::{Form, Names};
     use super::*;
+
+    fn disk(kind: &'static str, name: &str, cores: Vec<CoreLoop>) -> DiskCounts {
+        let (name, bdev_name) = (name.to_owned(), "M0".to_owned());
+        DiskCounts { kind, name, bdev_name, totals: None, cores }
+    }
+
+    fn core(name: &str, core: Option<usize>) -> CoreLoop {
+        let loops = LoopSnapshot { turns: 7, busy: Duration::from_secs(2), ..Default::default() };
+        CoreLoop { name: name.to_owned(), core, age: Duration::from_secs(5), loops }
+    }
+
+    #[test]
+    fn cores_of_disks_are_beside_those_of_targets_and_have_no_queues_of_hosts() {
+        let cores = vec![core("ublk-0", Some(3)), core("ublk-1", None)];
+        let disks = [disk("ublk", "/dev/ublkb4", cores), disk("nbd", "/dev/nbd0", Vec::new())];
+        let mut left_out = LeftOut::default();
+        let cores = of_disks(&disks, &mut left_out);
+        assert_eq!(left_out.0, [("disk_cores", 0)]);
+        let mut text = Text::new(Form::Classic, Names::Own);
+        write_cores(&mut text, &cores);
+        let text = String::from_utf8(text.finish()).unwrap();
+        let labels = |cpu: &str, name: &str| {
+            format!("disk=\"/dev/ublkb4\",core=\"{cpu}\",name=\"{name}\",serves=\"ublk\"")
+        };
+        for (name, labels, value) in [
+            ("core_turns_total", labels("3", "ublk-0"), "7"),
+            ("core_turns_total", labels("any", "ublk-1"), "7"),
+            ("reactor_seconds_total", labels("3", "ublk-0") + ",mode=\"busy\"", "2.000000000"),
+            ("reactor_seconds_total", labels("3", "ublk-0") + ",mode=\"idle\"", "3.000000000"),
+            ("core_system_calls_total", labels("3", "ublk-0"), "0"),
+            ("core_turn_seconds_sum", labels("3", "ublk-0"), "2.000000000"),
+        ] {
+            let expected = format!("raceline_{name}{{{labels}}} {value}\n");
+            assert!(text.contains(&expected), "{expected}\n{text}");
+        }
+        // They have no connections and no commands of hosts: no samples of 0 pretend that they could.
+        for name in ["core_connections", "core_commands_total", "core_queues"] {
+            assert!(!text.contains(&format!("raceline_{name}{{")), "{text}");
+        }
+    }
+
+    #[test]
+    fn cores_of_many_disks_are_bounded() {
+        let cores = || (0..8).map(|place| core(&format!("ublk-{place}"), None)).collect();
+        let disks: Vec<DiskCounts> =
+            (0..200).map(|number| disk("ublk", &format!("/dev/ublkb{number}"), cores())).collect();
+        let mut left_out = LeftOut::default();
+        assert_eq!(of_disks(&disks, &mut left_out).len(), MAX_HISTOGRAMS);
+        assert_eq!(left_out.0, [("disk_cores", 1600 - MAX_HISTOGRAMS)]);
+    }
 
     #[test]
     fn queues_are_told_apart_by_their_transport() {

@@ -1,14 +1,12 @@
 //! Disks of this machine and of its virtual machines: what they have done for those who use them.
 
 use raceline_bdev::DiskTotals;
-use raceline_control::manager::Model;
 use raceline_control::manager::disks::DiskCounts;
 
-use super::LeftOut;
 use super::text::{Kind, Labels, Text};
 
 /// A disk.
-pub(super) struct Row {
+struct Row {
     labels: Labels,
     totals: Option<DiskTotals>,
 }
@@ -35,18 +33,14 @@ const COUNTS: [Count; 12] = [
     ("disk_errors", "Requests to a disk that failed or were refused.", |t| t.errors),
 ];
 
-pub(super) fn read(model: &Model, left_out: &mut LeftOut) -> Vec<Row> {
-    let disks = left_out.bound("disks", model.disks.counts());
-    disks.into_iter().map(row).collect()
+fn row(disk: &DiskCounts) -> Row {
+    let DiskCounts { kind, name, bdev_name, totals, .. } = disk;
+    let labels = [("disk", name.as_str()), ("kind", kind), ("bdev_name", bdev_name)];
+    Row { labels: Labels::new(&labels), totals: *totals }
 }
 
-fn row(disk: DiskCounts) -> Row {
-    let DiskCounts { kind, name, bdev_name, totals } = disk;
-    let labels = [("disk", name.as_str()), ("kind", kind), ("bdev_name", &bdev_name)];
-    Row { labels: Labels::new(&labels), totals }
-}
-
-pub(super) fn write(text: &mut Text, rows: &[Row]) {
+pub(super) fn write(text: &mut Text, disks: &[DiskCounts]) {
+    let rows: Vec<Row> = disks.iter().map(row).collect();
     let help = "A disk that is served: 1, or 0 while its device is missing.";
     let mut metric = text.metric("disk_metadata", Kind::Gauge, help);
     rows.iter().for_each(|row| metric.sample(&row.labels, row.totals.is_some()));
@@ -72,12 +66,13 @@ mod tests {
             name: name.to_owned(),
             bdev_name: "M0".to_owned(),
             totals,
+            cores: Vec::new(),
         };
         let mut totals = DiskTotals { errors: 3, reads: 9, ..DiskTotals::default() };
         (totals.queues_ever, totals.queues_ended) = (5, 4);
-        let rows = [row(disk("/dev/nbd0", Some(totals))), row(disk("/dev/nbd1", None))];
+        let disks = [disk("/dev/nbd0", Some(totals)), disk("/dev/nbd1", None)];
         let mut text = Text::new(Form::Classic, Names::Own);
-        write(&mut text, &rows);
+        write(&mut text, &disks);
         let text = String::from_utf8(text.finish()).unwrap();
         let labels = "disk=\"/dev/nbd0\",kind=\"nbd\",bdev_name=\"M0\"";
         for expected in [

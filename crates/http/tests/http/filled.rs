@@ -250,6 +250,27 @@ fn every_documented_metric_has_samples_or_a_reason() {
     }
 }
 
+#[test]
+fn the_core_of_a_disk_is_among_the_cores() {
+    let filled = Filled::start();
+    let text = filled.served.get("/metrics").body;
+    for metric in ["reactor_seconds_total", "core_turns_total", "core_turn_seconds"] {
+        let (ours, labels) = (format!("raceline_{metric}"), ["name", "core", "serves"]);
+        assert!(has(&text, &ours, &[&labels[..], &["target"]].concat()), "{metric}\n{text}");
+        assert!(has(&text, &ours, &[&labels[..], &["disk"]].concat()), "{metric}\n{text}");
+    }
+    let of_disks: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("raceline_core_turns_total{") && line.contains("disk=\""))
+        .collect();
+    let [line] = of_disks[..] else { panic!("{of_disks:?}") };
+    let (labels, turns) = line.rsplit_once(' ').unwrap();
+    assert!(labels.ends_with("core=\"any\",name=\"vhost-0\",serves=\"vhost_blk\"}"), "{labels}");
+    // It has turned at least once to build what it serves.
+    assert!(turns.parse::<u64>().unwrap() > 0, "{line}");
+    assert!(text.contains("raceline_metrics_left_out{kind=\"disk_cores\"} 0\n"), "{text}");
+}
+
 /// What stands in the right columns of the tables of other exporters is served, under our names and under theirs.
 #[test]
 fn names_of_other_exporters_are_as_documented() {

@@ -101,7 +101,7 @@ fn what_was_exported_is_shown() {
             "raceline_listener_connections{{target=\"nvmf_tgt\",address=\"127.0.0.1:{port}\",security=\"plain\",transport=\"tcp\"}} 0"
         ),
         &format!("raceline_subsystem_commands_total{{target=\"nvmf_tgt\",nqn=\"{NQN}\"}} 0"),
-        "raceline_core_connections{target=\"nvmf_tgt\",core=\"0\",name=\"nvmf_tgt_poll_group_000\"} 0",
+        "raceline_core_connections{target=\"nvmf_tgt\",core=\"0\",name=\"nvmf_tgt_poll_group_000\",serves=\"target\"} 0",
         "raceline_metrics_left_out{kind=\"bdevs\"} 0",
         "# EOF",
     ] {

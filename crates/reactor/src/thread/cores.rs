@@ -1,20 +1,44 @@
 //! Several cores that serve one thing: they start one after another, and end together.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use crate::thread::core::{Reactor, ReactorConfig, ReactorHandle};
 use crate::thread::mailbox::Sender;
 use crate::thread::service::{Context, Service};
+use crate::thread::stats::LoopSnapshot;
+
+/// What the loop of one of several cores has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreLoop {
+    /// The name of its thread.
+    pub name: String,
+    /// The number to which its thread is pinned; `None`: it floats.
+    pub core: Option<usize>,
+    /// How long ago it has started.
+    pub age: Duration,
+    /// Its counters.
+    pub loops: LoopSnapshot,
+}
+
+/// One of the cores, and what it was started with.
+#[derive(Debug)]
+struct Started<M> {
+    handle: ReactorHandle<M>,
+    name: String,
+    core: Option<usize>,
+    began: Instant,
+}
 
 /// The cores of a server. Dropped, they run on.
 #[derive(Debug)]
 pub struct Cores<M> {
-    handles: Vec<ReactorHandle<M>>,
+    started: Vec<Started<M>>,
 }
 
 impl<M> Default for Cores<M> {
     fn default() -> Self {
-        Self { handles: Vec::new() }
+        Self { started: Vec::new() }
     }
 }
 
@@ -38,8 +62,9 @@ impl<M> Cores<M> {
     {
         for (place, core) in pinned.into_iter().enumerate() {
             let name = format!("{}-{place}", config.name);
-            let config = ReactorConfig { core, name, ..config.clone() };
-            self.handles.push(Reactor::spawn(config, builder(place))?);
+            let config = ReactorConfig { core, name: name.clone(), ..config.clone() };
+            let handle = Reactor::spawn(config, builder(place))?;
+            self.started.push(Started { handle, name, core, began: Instant::now() });
         }
         Ok(())
     }
@@ -47,32 +72,44 @@ impl<M> Cores<M> {
     /// The ways to their mailboxes.
     #[must_use]
     pub fn senders(&self) -> Vec<Sender<M>> {
-        self.handles.iter().map(|core| core.sender().clone()).collect()
+        self.started.iter().map(|core| core.handle.sender().clone()).collect()
     }
 
     /// The way to the mailbox of the first core, if there is one.
     #[must_use]
     pub fn first(&self) -> Option<&Sender<M>> {
-        self.handles.first().map(ReactorHandle::sender)
+        self.started.first().map(|core| core.handle.sender())
     }
 
     /// Sends each core a message. One that has ended by itself has logged why.
     pub fn tell(&self, mut message: impl FnMut() -> M) {
-        for core in &self.handles {
-            let _ = core.sender().send(message());
+        for core in &self.started {
+            let _ = core.handle.sender().send(message());
         }
     }
 
     /// False once a core has ended, for whatever reason.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.handles.iter().all(ReactorHandle::is_running)
+        self.started.iter().all(|core| core.handle.is_running())
+    }
+
+    /// What their loops have done, in the order in which they have started. Reading it waits for no core.
+    #[must_use]
+    pub fn loops(&self) -> Vec<CoreLoop> {
+        let read = |core: &Started<M>| CoreLoop {
+            name: core.name.clone(),
+            core: core.core,
+            age: core.began.elapsed(),
+            loops: core.handle.stats().snapshot(),
+        };
+        self.started.iter().map(read).collect()
     }
 
     /// Waits until all have ended; logs what went wrong with them. (Tell them to end first.)
     pub fn join(self) {
-        for core in self.handles {
-            if let Err(error) = core.join() {
+        for core in self.started {
+            if let Err(error) = core.handle.join() {
                 tracing::error!("{error}");
             }
         }
@@ -129,6 +166,9 @@ mod tests {
             .unwrap();
         assert!(cores.is_running() && cores.first().is_some());
         assert_eq!(cores.senders().len(), 3);
+        let loops = cores.loops();
+        let names: Vec<_> = loops.iter().map(|core| (core.name.as_str(), core.core)).collect();
+        assert_eq!(names, [("word-0", None), ("word-1", None), ("word-2", None)]);
         cores.tell(|| ());
         cores.join();
         drop(heard);
