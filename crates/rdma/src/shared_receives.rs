@@ -15,8 +15,8 @@
 
 use raceline_proto::rdma::CapsuleLimits;
 
+use crate::port_counts::PortCounts;
 use crate::send_queue::RECEIVE;
-use crate::target_port::PortCounts;
 use crate::target_queue::{Place, capsule_stride};
 use crate::verbs::{Access, DomainId, Provider, RecvWork, Region};
 

@@ -11,6 +11,7 @@ use raceline_proto::rdma::{
 use zerocopy::IntoBytes;
 
 use crate::Loss;
+use crate::port_counts::PortCounts;
 use crate::refusal::Refusal;
 use crate::shared_receives::SharedReceives;
 use crate::table::Table;
@@ -46,31 +47,6 @@ pub struct PortConfig {
     pub establish_within: Duration,
     /// After this time nobody waits for the completions of a queue pair that has ended.
     pub drain_within: Duration,
-}
-
-/// What a port has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortCounts {
-    /// Looks for completions.
-    pub polls: u64,
-    /// Those that found none.
-    pub idle_polls: u64,
-    /// Completions.
-    pub completions: u64,
-    /// Commands of hosts.
-    pub requests: u64,
-    /// Requests that were posted to send queues.
-    pub sends: u64,
-    /// Calls that posted them: each takes one to the device's doorbell.
-    pub send_posts: u64,
-    /// Receives that were posted after those with which queues begin.
-    pub receives: u64,
-    /// Calls that posted them.
-    pub receive_posts: u64,
-    /// Requests for queues that were refused.
-    pub refused: u64,
-    /// Shared receives that the device may have lost with the queue pair that had them.
-    pub lost_receives: u64,
 }
 
 /// A request of a host for a queue, which could be granted.

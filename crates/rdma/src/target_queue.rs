@@ -15,8 +15,8 @@ use raceline_proto::rdma::{
 };
 
 use crate::Loss;
+use crate::port_counts::PortCounts;
 use crate::send_queue::{RECEIVE, SendQueue};
-use crate::target_port::PortCounts;
 use crate::verbs::{
     Completion, ConnectionId, Operation, Provider, RecvWork, Region, SendWork, Slice,
 };

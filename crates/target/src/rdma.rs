@@ -23,6 +23,7 @@
 
 mod buffers;
 mod config;
+mod counted;
 mod hub;
 mod line;
 mod listener;

@@ -40,8 +40,7 @@ const COUNTS: [DeviceCount; 11] = [
     }),
 ];
 
-/// The devices of all targets. A device that was taken away may have connections that end beside the next one of the same
-/// core and listener: both are one series.
+/// The devices of all targets. A device that was taken away, and the next one of the same core and listener, are one series.
 fn devices(of: &Labels, cpus: &[usize], all: &[RdmaDeviceStats]) -> Vec<Device> {
     let mut sums: BTreeMap<(SocketAddr, usize, &str), [u64; COUNTS.len()]> = BTreeMap::new();
     for device in all {
@@ -60,7 +59,8 @@ fn devices(of: &Labels, cpus: &[usize], all: &[RdmaDeviceStats]) -> Vec<Device> 
 
 pub(super) fn write(text: &mut Text, running: &[Running], left_out: &mut LeftOut) {
     let all = running.iter().flat_map(|running| {
-        let stats = running.rdma.iter().flat_map(|streams| streams.devices()).collect::<Vec<_>>();
+        let stats =
+            running.rdma.iter().flat_map(|streams| streams.devices_ever()).collect::<Vec<_>>();
         devices(&running.labels, &running.cpus, &stats)
     });
     let all = left_out.bound("rdma_device", all.collect());

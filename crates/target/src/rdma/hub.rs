@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 use raceline_proto::rdma::{QueueRequest, RejectStatus};
 use raceline_rdma::verbs::{Access, ConnectionId, Provider};
 use raceline_rdma::waiting::Given;
-use raceline_rdma::{
-    Asked, Loss, PortCounts, Refusal, Table, TargetEvent, TargetPort, TargetPortEvent,
-};
+use raceline_rdma::{Asked, Loss, Refusal, Table, TargetEvent, TargetPort, TargetPortEvent};
 use raceline_reactor::io::RecvBuffers;
 use raceline_reactor::{Interest, IsController, SendBatch};
 
 use super::buffers::Buffers;
 use super::config::{Device, RdmaConfig};
+use super::counted::{Done, LastCounts};
 use super::line::Line;
 use super::pdus::REUSED;
 use super::places::Places;
@@ -65,6 +64,8 @@ pub(super) struct Hub {
     gives: bool,
     /// `None`: nobody knows which controllers there are.
     controllers: Option<IsController>,
+    /// Where it writes at its end what it has done.
+    last: LastCounts,
 }
 
 impl Hub {
@@ -74,6 +75,7 @@ impl Hub {
         config: &RdmaConfig,
         cores: usize,
         controllers: Option<IsController>,
+        last: LastCounts,
     ) -> Self {
         // iWARP's RDMA READs write as if they came from the peer, and tell it the buffer's key (RFC 5040, 4.4).
         let open = Access { remote_write: true, ..Access::LOCAL };
@@ -100,11 +102,12 @@ impl Hub {
             is_orphaned: false,
             gives,
             controllers,
+            last,
         }
     }
 
     /// The device's name, what was done with it, and how many data it has read in place.
-    pub(super) fn counts(&mut self) -> (String, PortCounts, u64) {
+    pub(super) fn counts(&mut self) -> Done {
         let name = self.works.port.provider().name().to_owned();
         (name, self.works.port.counts(), self.works.places.leased())
     }
@@ -482,6 +485,9 @@ impl Hub {
 impl Drop for Hub {
     /// Nobody is left who could wait for last responses to leave.
     fn drop(&mut self) {
+        // Whoever counts finds this hub no more.
+        let done = self.counts();
+        self.last.set(done);
         let until = Instant::now() + LAST_LINGER;
         let leaves = |hub: &mut Self| {
             let ids = hub.lines.numbers();
@@ -497,6 +503,8 @@ impl Drop for Hub {
             self.finish_closing(id, Instant::now());
         }
         self.settle(Instant::now());
+        let done = self.counts();
+        self.last.set(done);
         // Memory is given back when no queue pair is left that could touch it.
         self.works.port.end();
         for (_, mut line) in self.lines.drain() {

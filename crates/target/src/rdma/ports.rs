@@ -16,6 +16,7 @@ use raceline_rdma::waiting::Kin;
 use raceline_reactor::IsController;
 
 use super::config::{Device, OpenDevice, RdmaConfig};
+use super::counted::{Counted, LastCounts, Stock};
 use super::hub::Hub;
 use super::patience::Patience;
 use super::streams::lock;
@@ -37,7 +38,7 @@ struct Known {
     /// Those of the cores, for connections that come.
     ports: Vec<(SocketAddr, Weak<Port>)>,
     /// Each lives as long as its port has it, or a connection.
-    hubs: Vec<(SocketAddr, usize, Weak<Mutex<Hub>>)>,
+    hubs: Counted,
     /// How to find out whether a controller is there, by listener.
     controllers: BTreeMap<SocketAddr, IsController>,
     /// Devices that were opened to listen.
@@ -65,10 +66,12 @@ impl Opener {
 
     /// The hubs that are alive, with their listeners and cores.
     pub(super) fn hubs(&self) -> Vec<(SocketAddr, usize, SharedHub)> {
-        let mut known = self.known();
-        known.hubs.retain(|(.., hub)| hub.strong_count() > 0);
-        let alive = known.hubs.iter();
-        alive.filter_map(|(at, core, hub)| Some((*at, *core, hub.upgrade()?))).collect()
+        self.known().hubs.alive()
+    }
+
+    /// What is known of all hubs, those that are gone included.
+    pub(super) fn take_stock(&self) -> Stock {
+        self.known().hubs.take_stock()
     }
 
     /// Opens the device that has the address, and listens there.
@@ -94,8 +97,10 @@ impl Opener {
         known.ports.retain(|(_, port)| port.strong_count() > 0);
         let cores = known.ports.iter().filter(|(at, _)| *at == address).count();
         let controllers = known.controllers.get(&address).cloned();
-        let hub = Arc::new(Mutex::new(Hub::new(device, &self.config, cores, controllers)));
-        known.hubs.push((address, core, Arc::downgrade(&hub)));
+        let last = LastCounts::default();
+        let hub = Hub::new(device, &self.config, cores, controllers, last.clone());
+        let hub = Arc::new(Mutex::new(hub));
+        known.hubs.add((address, core), &hub, last);
         hub
     }
 

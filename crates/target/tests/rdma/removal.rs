@@ -1,17 +1,18 @@
 //! A device that goes away and comes back: its listener too, and nobody else notices.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_bdev::{InjectBdev, Injected, Injection, OpKind};
 use raceline_proto::nvme::Status;
 use raceline_proto::nvme::opcode::io;
-use raceline_rdma::HostTransfer;
 use raceline_rdma::fake::NetworkConfig;
-use raceline_target::{Patience, Target, TargetError};
+use raceline_rdma::{HostTransfer, PortCounts};
+use raceline_target::{Patience, RdmaStreams, Target, TargetError};
 
 use super::host::{Fabric, Host};
 use super::{each_kind, nobody_is_left, write_and_read};
@@ -234,4 +235,91 @@ fn an_address_is_free_when_its_listener_is_removed() {
         target.shutdown().unwrap();
         fabric.end();
     });
+}
+
+/// What devices have done, of each listener and core: all of them have one name here.
+type Sums = BTreeMap<(SocketAddr, usize), [u64; 11]>;
+
+fn sums(streams: &RdmaStreams) -> Sums {
+    let mut sums = Sums::new();
+    for device in streams.devices_ever() {
+        let PortCounts { polls, idle_polls, completions, requests, sends, .. } = device.counts;
+        let PortCounts { send_posts, receives, receive_posts, refused, .. } = device.counts;
+        let of_it = [polls, idle_polls, completions, requests, sends, send_posts, receives];
+        let more = [receive_posts, refused, device.counts.lost_receives, device.in_place];
+        let sum = sums.entry((device.address, device.core)).or_default();
+        for (sum, count) in sum.iter_mut().zip(of_it.into_iter().chain(more)) {
+            *sum += count;
+        }
+    }
+    sums
+}
+
+/// Nothing of the sums before is missing, and none has fallen.
+fn none_falls(before: &Sums, after: &Sums) {
+    for (place, counts) in before {
+        let now = after.get(place).unwrap_or_else(|| panic!("{place:?} is gone: {counts:?}"));
+        assert!(
+            counts.iter().zip(now).all(|(old, new)| old <= new),
+            "{place:?}: {counts:?} {now:?}"
+        );
+    }
+}
+
+#[test]
+fn no_count_of_a_device_falls_when_it_is_lost_or_its_listener_removed() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let config = config(2);
+    let streams = fabric.streams(&config);
+    let (target, _, rdma) = fabric.target_of(config, Arc::clone(&streams), ram("16M"));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // It looks all the time, so also while a device ends.
+        let watcher = scope.spawn(|| {
+            let mut before = sums(&streams);
+            while !over.load(Ordering::Acquire) {
+                let after = sums(&streams);
+                none_falls(&before, &after);
+                before = after;
+                std::thread::yield_now();
+            }
+            before
+        });
+        for round in 1..=3_u64 {
+            let (mut lost, _) = host(&fabric, rdma);
+            let before = sums(&streams);
+            let requests = |sums: &Sums| sums.values().map(|counts| counts[3]).sum::<u64>();
+            // Connect twice, what the admin queue asks, a write and a read.
+            assert!(requests(&before) >= 4 * round, "{before:?}");
+            match round {
+                1 | 2 => {
+                    fabric.network.remove_listening(rdma);
+                    lost.until("the loss", |host| (host.losses.len() == 2).then_some(()));
+                }
+                _ => target.remove_listener(rdma).unwrap(),
+            }
+            eventually("its device is gone", || {
+                streams.devices().iter().all(|device| device.counts.requests == 0)
+            });
+            none_falls(&before, &sums(&streams));
+            match round {
+                1 | 2 => listens(&fabric, rdma, true),
+                _ => {
+                    let again = Some(Arc::clone(&streams) as _);
+                    target.add_listener_with(rdma, again).unwrap();
+                }
+            }
+        }
+        let (mut last, [admin, queue]) = host(&fabric, rdma);
+        last.close(queue);
+        last.close(admin);
+        over.store(true, Ordering::Release);
+        let before = watcher.join().unwrap();
+        none_falls(&before, &sums(&streams));
+    });
+    nobody_is_left(&target);
+    target.shutdown().unwrap();
+    let before = sums(&streams);
+    assert!(!before.is_empty() && streams.devices().is_empty());
+    fabric.end();
 }
