@@ -5,7 +5,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use raceline_bdev::SharedBdev;
-use raceline_proto::nvme::{CommandId, Cqe, NamespaceId, Nqn, Sqe, Status};
+use raceline_proto::nvme::fabrics::{ConnectData, ConnectWords};
+use raceline_proto::nvme::{
+    CommandId, ControllerId, Cqe, HostId, NamespaceId, Nqn, QueueId, Sqe, Status,
+};
 use raceline_proto::tcp::{R2tGrant, TermReq};
 use raceline_target::{HostAccess, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 
@@ -39,6 +42,18 @@ pub fn subsystem() -> SubsystemConfig {
 
 pub fn namespace(bdev: SharedBdev) -> NamespaceConfig {
     NamespaceConfig::new(bdev)
+}
+
+/// Where the host of this number of a crowd comes from.
+pub fn source_of(number: usize) -> [u8; 4] {
+    [127, 0, 1, u8::try_from(number % 200).unwrap() + 1]
+}
+
+/// Connect of an admin queue, with the names of the tests' host and subsystem.
+pub fn connect_words() -> (Sqe, ConnectData) {
+    let words = ConnectWords { recfmt: 0, qid: QueueId::ADMIN, sqsize: 31, cattr: 4, kato: 0 };
+    let data = ConnectData::new(HostId([9; 16]), ControllerId::DYNAMIC, &nqn(), &host_nqn());
+    (words.to_sqe(), data)
 }
 
 /// A target with one subsystem over these devices, and where it listens.

@@ -63,6 +63,47 @@ pub fn dial_from(source: [u8; 4], address: SocketAddr) -> std::io::Result<TcpStr
     Ok(socket.into())
 }
 
+/// Hosts that begin to connect and go no further.
+pub struct Crowd {
+    address: SocketAddr,
+    /// The bytes of ICReq, and of Connect.
+    greeting: Vec<u8>,
+    capsule: Vec<u8>,
+}
+
+impl Crowd {
+    /// How many come.
+    pub const SIZE: usize = 10_000;
+    /// How many stay at the same time: as many as the target has early ones, and as many again.
+    pub const STAY: usize = 2048;
+    /// Early connections that the target has.
+    pub const EARLY: usize = 1024;
+
+    pub fn new(address: SocketAddr) -> Self {
+        let mut host = RawHost::dial(address, Wants::default());
+        let mut greeting = Vec::new();
+        host.queue.ic_req(&mut greeting);
+        host.stream.write_all(&greeting).unwrap();
+        host.listen();
+        let (words, data) = connect_words();
+        let (_, capsule) = host.capsule(words, zerocopy::IntoBytes::as_bytes(&data));
+        Self { address, greeting, capsule }
+    }
+
+    /// The host of this number: some stop at once, some after ICReq, most after Connect, with the name of the real host.
+    /// `None`: it was sent away.
+    pub fn come(&self, number: usize) -> Option<TcpStream> {
+        let mut socket = dial_from(source_of(number), self.address).ok()?;
+        let bytes = match number % 4 {
+            0 => Vec::new(),
+            1 => self.greeting.clone(),
+            _ => [&self.greeting[..], &self.capsule].concat(),
+        };
+        let _ = socket.write_all(&bytes);
+        Some(socket)
+    }
+}
+
 /// PDUs that answer a read: its data, which say that it has succeeded.
 pub const ANSWERS_OF_A_READ: u64 = 1;
 

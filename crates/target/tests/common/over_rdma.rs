@@ -86,6 +86,42 @@ pub fn is_reachable(address: SocketAddr) -> bool {
     host.dial(QueueId::ADMIN, 32).is_ok()
 }
 
+/// Hosts that begin to connect and go no further. They are fewer than over TCP, because the network is simulated.
+pub struct Crowd {
+    address: SocketAddr,
+}
+
+impl Crowd {
+    /// How many come.
+    pub const SIZE: usize = 500;
+    /// How many stay at the same time: as many as the target has early ones, and as many again.
+    pub const STAY: usize = 128;
+    /// Early connections that the target has.
+    pub const EARLY: usize = 64;
+
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address }
+    }
+
+    /// The host of this number: some ask for a queue pair and do not look at the answer, some stop when they have it, most
+    /// after Connect, with the name of the real host. `None`: it was sent away.
+    pub fn come(&self, number: usize) -> Option<RawHost> {
+        let mut host = RawHost::open_from(source_of(number), self.address, Wants::default());
+        let id = host.ask(QueueId::ADMIN, 32).ok()?;
+        let step = number % 4;
+        if step == 0 {
+            return Some(host);
+        }
+        host.dialed(id).ok()?;
+        host.connection = Some((id, QueueId::ADMIN));
+        if step > 1 {
+            let (words, data) = connect_words();
+            host.submit_write(words, zerocopy::IntoBytes::as_bytes(&data));
+        }
+        Some(host)
+    }
+}
+
 /// The memory of a command, and whether data come into it.
 struct Memory {
     region: Region,
@@ -127,8 +163,8 @@ impl RawHost {
         host
     }
 
-    /// Gets a queue pair for this queue.
-    fn dial(&mut self, qid: QueueId, entries: u16) -> Result<ConnectionId, ConnectError> {
+    /// Asks for a queue pair for this queue.
+    fn ask(&mut self, qid: QueueId, entries: u16) -> Result<ConnectionId, ConnectError> {
         // What is wrong with the queue itself is for Connect to find.
         let entries = entries.clamp(2, if qid.is_admin() { 32 } else { MOST_ENTRIES });
         let request =
@@ -141,9 +177,14 @@ impl RawHost {
             request,
             capsule_len: 64 + in_capsule,
         };
+        self.port.connect(config, Instant::now())
+    }
+
+    /// Gets a queue pair for this queue.
+    fn dial(&mut self, qid: QueueId, entries: u16) -> Result<ConnectionId, ConnectError> {
         let start = Instant::now();
         loop {
-            let id = self.port.connect(config, Instant::now())?;
+            let id = self.ask(qid, entries)?;
             match self.dialed(id) {
                 Ok(()) => {
                     self.connection = Some((id, qid));
