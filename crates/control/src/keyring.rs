@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use file::{FileError, Protection};
 pub use folder::{KeyFolder, Places};
-pub use kernel::{KernelKey, KernelKeyError};
+pub use kernel::{KernelKey, KernelKeyError, WantedPsk};
 
 /// The longest name of a key in bytes.
 const MAX_NAME_BYTES: usize = 255;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use raceline_auth::{IdentityVersion, PskIdentity, TlsKey};
 use raceline_bdev::Identity;
-use raceline_control::keyring::KernelKey;
+use raceline_control::keyring::{KernelKey, WantedPsk};
 use raceline_host::blocking::Host;
 use raceline_host::multipath::DEFAULT_QUIESCE;
 use raceline_host::{
@@ -229,9 +229,11 @@ pub(crate) fn config_with(args: &ConnectArgs, secrets: &Secrets) -> Result<HostC
     }
     if let Some(key) = secrets.tls.clone() {
         let key = key.with_derivation(secrets::derivation(args.address.tls_compat));
-        let version = version(&args.address, &config.hostnqn, &config.subnqn)?;
-        let psk = ClientPsk::new(&key, version, &config.hostnqn, &config.subnqn);
+        let identity = identity(&args.address, &config.hostnqn, &config.subnqn)?;
+        let wanted = wanted(&args.address, identity.as_ref());
+        let psk = ClientPsk::new(&key, wanted.version(), &config.hostnqn, &config.subnqn);
         let psk = psk.map_err(|error| Failure::usage(format!("tls_key: {error}")))?;
+        check_identity(&psk, wanted)?;
         config.streams = Some(Arc::new(TlsConnector::new(psk)));
     }
     Ok(config)
@@ -400,13 +402,14 @@ fn tls(
 fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientPsk>, Failure> {
     let unusable = |error: &dyn std::fmt::Display| Failure::usage(format!("--tls-psk: {error}"));
     let derivation = secrets::derivation(args.tls_compat);
-    let version = version(args, host, subsystem)?;
+    let identity = identity(args, host, subsystem)?;
+    let wanted = wanted(args, identity.as_ref());
     if args.keyring.as_ref().is_some_and(|keyring| !KEYRINGS.contains(&keyring.as_str())) {
         shell::note(&format!("--keyring is passed over: {ALL_KEYRINGS}"));
     }
     let given = args.tls_psk.as_deref();
     if let Some(key) = given.and_then(|given| KernelKey::parse(&given.to_string_lossy())) {
-        let psk = key.client_psk((host, subsystem), version, derivation);
+        let psk = key.client_psk((host, subsystem), wanted, derivation);
         let psk = psk.map_err(|error| unusable(&error))?;
         raceline_sandbox::hide_memory().map_err(Failure::runtime)?;
         return Ok(Some(psk));
@@ -415,25 +418,49 @@ fn psk(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<Option<ClientP
         return Ok(None);
     };
     let key = key.with_derivation(derivation);
-    let psk = ClientPsk::new(&key, version, host, subsystem);
-    Ok(Some(psk.map_err(|error| unusable(&error))?))
+    let psk = ClientPsk::new(&key, wanted.version(), host, subsystem);
+    let psk = psk.map_err(|error| unusable(&error))?;
+    check_identity(&psk, wanted)?;
+    Ok(Some(psk))
 }
 
-/// The version of the identity by which a key is offered.
-fn version(args: &AddressArgs, host: &Nqn, subsystem: &Nqn) -> Result<IdentityVersion, Failure> {
-    match (&args.tls_key_identity, args.tls_identity) {
-        (Some(identity), _) => identity_version(identity, (host.as_str(), subsystem.as_str()))
-            .map_err(|what| Failure::usage(format!("--tls-key-identity: {what}"))),
-        (None, 0) => Ok(IdentityVersion::Zero),
-        (None, _) => Ok(IdentityVersion::One),
+/// A key in a file has to be the one that is named.
+fn check_identity(psk: &ClientPsk, wanted: WantedPsk<'_>) -> Result<(), Failure> {
+    match wanted.instead_of(&psk.identity) {
+        None => Ok(()),
+        Some(wanted) => Err(Failure::usage(format!(
+            "--tls-key-identity: the key is offered as `{}`, and not as `{}`",
+            printable(psk.identity.as_str()),
+            printable(wanted.as_str())
+        ))),
     }
 }
 
-/// The version of an identity as nvme-cli names it, which has to be for these names of host and subsystem.
-pub(crate) fn identity_version(
+/// The identity of `--tls-key-identity`.
+fn identity(
+    args: &AddressArgs,
+    host: &Nqn,
+    subsystem: &Nqn,
+) -> Result<Option<PskIdentity>, Failure> {
+    let Some(identity) = &args.tls_key_identity else { return Ok(None) };
+    let identity = parse_identity(identity, (host.as_str(), subsystem.as_str()));
+    identity.map(Some).map_err(|what| Failure::usage(format!("--tls-key-identity: {what}")))
+}
+
+/// Which key is to be offered.
+fn wanted<'a>(args: &AddressArgs, identity: Option<&'a PskIdentity>) -> WantedPsk<'a> {
+    match (identity, args.tls_identity) {
+        (Some(identity), _) => WantedPsk::Identity(identity),
+        (None, 0) => WantedPsk::Best(IdentityVersion::Zero),
+        (None, _) => WantedPsk::Best(IdentityVersion::One),
+    }
+}
+
+/// An identity as nvme-cli names it, which has to be for these names of host and subsystem.
+pub(crate) fn parse_identity(
     identity: &str,
     (host, subsystem): (&str, &str),
-) -> Result<IdentityVersion, String> {
+) -> Result<PskIdentity, String> {
     let Some(parsed) = PskIdentity::parse(identity) else {
         return Err("it is no identity of a key for TLS (NVMe1R01 HOSTNQN SUBSYSNQN DIGEST), as nvme check-tls-key \
                     prints it"
@@ -447,7 +474,7 @@ pub(crate) fn identity_version(
             printable(subsystem)
         ));
     }
-    Ok(parsed.version())
+    Ok(parsed)
 }
 
 /// The address of a target. If a name has several, the first that answers is taken.
@@ -474,6 +501,7 @@ pub(crate) fn resolve(name: &str, port: u16) -> Result<SocketAddr, Failure> {
 mod tests {
     use std::net::TcpListener;
 
+    use raceline_auth::Hash;
     use raceline_proto::nvme::Status;
 
     use super::*;
@@ -495,14 +523,17 @@ mod tests {
         let digest = "VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ";
         let names = ("nqn.2014-08.org.example:h", "nqn.2026-01.io.raceline:x");
         let identity = |start: &str| format!("{start} {} {} {digest}", names.0, names.1);
-        assert_eq!(identity_version(&identity("NVMe1R02"), names), Ok(IdentityVersion::One));
+        for (form, hash) in [("NVMe1R01", Hash::Sha256), ("NVMe1R02", Hash::Sha384)] {
+            let parsed = parse_identity(&identity(form), names).unwrap();
+            assert_eq!((parsed.version(), parsed.hash()), (IdentityVersion::One, hash));
+        }
         for other in
             [("nqn.2014-08.org.example:i", names.1), (names.0, "nqn.2026-01.io.raceline:y")]
         {
-            let error = identity_version(&identity("NVMe1R02"), other).unwrap_err();
+            let error = parse_identity(&identity("NVMe1R02"), other).unwrap_err();
             assert!(error.contains("it is for other names"), "{error}");
         }
-        let error = identity_version(&identity("NVMe1X02"), names).unwrap_err();
+        let error = parse_identity(&identity("NVMe1X02"), names).unwrap_err();
         assert!(error.contains("it is no identity"), "{error}");
     }
 

@@ -307,6 +307,33 @@ fn who_taps_the_wire_sees_names_in_the_first_message_only() {
     }
 }
 
+/// A host can have keys of both hashes for one subsystem, so the version alone names none of them.
+#[test]
+fn the_key_that_is_offered_is_the_one_whose_identity_is_named() {
+    let scratch = Scratch::new();
+    let (key, key_384) = (private(&scratch, "key", KEY), private(&scratch, "384", KEY_384));
+    let export = Export::start(&["ram:1M", "--host", HOST, "--tls-psk", &key]);
+    let by = |key: &str, identity: &str| {
+        identify(&export, &["--tls-psk", key, "--tls-key-identity", identity])
+    };
+    // What the key would be offered by is said, and is taken.
+    let other = format!("NVMe1R02 {HOST} {} AAAA", export.nqn);
+    let (code, text) = by(&key, &other);
+    assert!(code == Some(2) && text.contains(&format!("and not as `{other}`")), "{text}");
+    let own = text.split('`').nth(1).expect("the identity of the key").to_owned();
+    assert!(own.starts_with(&format!("NVMe1R01 {HOST} {} ", export.nqn)), "{own}");
+    let (code, text) = by(&key, &own);
+    assert_eq!(code, Some(0), "{text}");
+    // A key of the other hash is not offered in its place.
+    let (code, text) = by(&key_384, &own);
+    assert!(code == Some(2) && text.contains("is offered as `NVMe1R02 "), "{text}");
+    // Without a key in a file it is the kernel's.
+    let (code, text) = identify(&export, &["--tls-key-identity", &own]);
+    let is_known = text.contains("no key of type psk with the identity `NVMe1R01 ");
+    // Where there are no keyrings at all, that is said first.
+    assert!(code == Some(2) && (is_known || text.contains("keyrings cannot be used")), "{text}");
+}
+
 /// A key of this test in the user's keyring; dropping takes it away.
 struct KernelKey(linux_keyutils::Key);
 

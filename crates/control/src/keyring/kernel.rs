@@ -111,6 +111,27 @@ pub enum KernelKeyError {
         /// Its description.
         identity: String,
     },
+    /// No key of type `psk` with the identity that is wanted.
+    #[error(
+        "the kernel has no key of type psk with the identity `{identity}` that this user can see ({others} with other \
+         identities for the same host and subsystem): /proc/keys lists the identities"
+    )]
+    NoneOfIdentity {
+        /// What is wanted.
+        identity: String,
+        /// Keys with other identities for the same names.
+        others: usize,
+    },
+    /// The key that is named has another identity than the one that is wanted.
+    #[error("the {what} is offered as `{found}`, and not as `{wanted}`")]
+    OtherIdentity {
+        /// The key.
+        what: String,
+        /// Its identity.
+        found: String,
+        /// What is wanted.
+        wanted: String,
+    },
     /// Its text is too long, or is no text.
     #[error("the {0} holds no text of at most {MAX_FILE_BYTES} bytes, so it is no key")]
     NoText(String),
@@ -122,6 +143,37 @@ pub enum KernelKeyError {
         /// What it said.
         why: String,
     },
+}
+
+/// Which of the keys of a host for a subsystem is wanted. A pair can have several: of both versions of the identity, and for
+/// both hashes.
+#[derive(Clone, Copy, Debug)]
+pub enum WantedPsk<'a> {
+    /// The one that the kernel would choose. [`IdentityVersion::Zero`]: only of those with an identity of version 0; else
+    /// those of version 1 come first, and of one version that for SHA-384.
+    Best(IdentityVersion),
+    /// The one with this identity, and no other one.
+    Identity(&'a PskIdentity),
+}
+
+impl WantedPsk<'_> {
+    /// The version of the identity by which it is offered.
+    #[must_use]
+    pub fn version(self) -> IdentityVersion {
+        match self {
+            Self::Best(version) => version,
+            Self::Identity(identity) => identity.version(),
+        }
+    }
+
+    /// The identity that is wanted, if a key with this identity is another one.
+    #[must_use]
+    pub fn instead_of(&self, found: &PskIdentity) -> Option<&PskIdentity> {
+        match self {
+            Self::Identity(wanted) if wanted.as_str() != found.as_str() => Some(wanted),
+            _ => None,
+        }
+    }
 }
 
 /// What a key holds.
@@ -165,40 +217,49 @@ impl KernelKey {
         }
     }
 
-    /// The key that a host offers to a subsystem. Of keys of type `psk` it is what they hold: with
-    /// [`IdentityVersion::Zero`] only those with an identity of version 0, else those of version 1 first, and of one
-    /// version that for SHA-384 first, as the kernel chooses. From the text of a key of type `user` it is derived.
+    /// The key that a host offers to a subsystem. Of keys of type `psk` it is what they hold. From the text of a key of type
+    /// `user` it is derived.
     ///
     /// # Errors
-    /// When there is no such key, it cannot be read, or cannot be used for these names.
+    /// When there is no such key, it cannot be read, or cannot be used for these names, or has another identity than the one
+    /// that is wanted.
     pub fn client_psk(
         &self,
         (host, subsystem): (&Nqn, &Nqn),
-        version: IdentityVersion,
+        wanted: WantedPsk<'_>,
         derivation: Derivation,
     ) -> Result<ClientPsk, KernelKeyError> {
         let (what, contents) = match self {
             Self::ForNames => {
                 let entries = listing()?;
-                let entry = choose(&entries, (host, subsystem), version)?;
+                let entry = choose(&entries, (host, subsystem), wanted)?;
                 (what(entry.serial), read(entry)?)
             }
             Self::Serial(serial) => (what(*serial), by_serial(*serial)?),
             Self::User(description) => (what_user(description), by_description(description)?),
         };
-        match contents {
+        let psk = match contents {
             Contents::Psk(identity, psk) if identity.names(host, subsystem) => {
-                Ok(ClientPsk { identity, psk })
+                ClientPsk { identity, psk }
             }
             Contents::Psk(identity, _) => {
-                Err(KernelKeyError::OtherNames { what, identity: identity.to_string() })
+                return Err(KernelKeyError::OtherNames { what, identity: identity.to_string() });
             }
             Contents::Text(text) => {
                 let key = TlsKey::parse(&text).map(|key| key.with_derivation(derivation));
-                let psk = key.and_then(|key| ClientPsk::new(&key, version, host, subsystem));
-                psk.map_err(|error| KernelKeyError::Contents { what, error })
+                let psk =
+                    key.and_then(|key| ClientPsk::new(&key, wanted.version(), host, subsystem));
+                match psk {
+                    Ok(psk) => psk,
+                    Err(error) => return Err(KernelKeyError::Contents { what, error }),
+                }
             }
+        };
+        if let Some(wanted) = wanted.instead_of(&psk.identity) {
+            let (found, wanted) = (psk.identity.to_string(), wanted.to_string());
+            return Err(KernelKeyError::OtherIdentity { what, found, wanted });
         }
+        Ok(psk)
     }
 }
 
@@ -206,7 +267,7 @@ impl KernelKey {
 fn choose<'a>(
     entries: &'a [Entry],
     (host, subsystem): (&Nqn, &Nqn),
-    version: IdentityVersion,
+    wanted: WantedPsk<'_>,
 ) -> Result<&'a Entry, KernelKeyError> {
     let all = entries.iter().filter(|entry| entry.kind == "psk");
     let mut others = 0;
@@ -217,19 +278,30 @@ fn choose<'a>(
                 if identity.names(host, subsystem) && !identity_is_generated(identity.as_str()) =>
             {
                 let is_zero = identity.version() == IdentityVersion::Zero;
-                if is_zero || version == IdentityVersion::One {
-                    let order = (!entry.is_alive, is_zero, Reverse(identity.hash().len()));
-                    found.push((order, entry));
-                }
+                let order = (!entry.is_alive, is_zero, Reverse(identity.hash().len()));
+                found.push((order, identity, entry));
             }
             _ => others += 1,
         }
     }
-    let first = found.into_iter().min_by_key(|(order, _)| *order);
-    first.map(|(_, entry)| entry).ok_or_else(|| KernelKeyError::NoneForNames {
-        host: host.as_str().escape_debug().to_string(),
-        subsystem: subsystem.as_str().escape_debug().to_string(),
-        others,
+    let for_names = found.len();
+    found.retain(|(_, identity, _)| match wanted {
+        WantedPsk::Best(version) => {
+            identity.version() == IdentityVersion::Zero || version == IdentityVersion::One
+        }
+        WantedPsk::Identity(_) => wanted.instead_of(identity).is_none(),
+    });
+    let first = found.into_iter().min_by_key(|(order, ..)| *order);
+    first.map(|(.., entry)| entry).ok_or_else(|| match wanted {
+        WantedPsk::Best(_) => KernelKeyError::NoneForNames {
+            host: host.as_str().escape_debug().to_string(),
+            subsystem: subsystem.as_str().escape_debug().to_string(),
+            others,
+        },
+        WantedPsk::Identity(identity) => {
+            let identity = identity.as_str().escape_debug().to_string();
+            KernelKeyError::NoneOfIdentity { identity, others: for_names }
+        }
     })
 }
 

@@ -82,7 +82,7 @@ pub(crate) struct AddressArgs {
     pub(crate) tls: bool,
 
     /// Identity of the key (NVMe1R01 HOSTNQN NQN DIGEST), which has to be for this host and subsystem; without --tls-psk
-    /// it is the kernel's key for them
+    /// it is the kernel's key with this identity
     #[arg(long, alias = "tls_key_identity", value_name = "IDENTITY", help_heading = "Host")]
     #[arg(conflicts_with_all = ["concat", "tls_identity"])]
     pub(crate) tls_key_identity: Option<String>,

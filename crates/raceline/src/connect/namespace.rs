@@ -170,6 +170,9 @@ fn port(connection: &Connection) -> Value {
     if let Some(tos) = address.tos {
         put("tos", json!(tos));
     }
+    if let Some(identity) = &address.tls_key_identity {
+        put("tls_key_identity", json!(identity));
+    }
     let is_of_kernel = |key: &std::path::PathBuf| key.to_string_lossy().starts_with("kernel:");
     for (name, is_on) in [
         ("hdr_digest", connection.connect.header_digest),
@@ -309,20 +312,26 @@ mod tests {
             let args = parse(&format!("-J {}", file.path().display()));
             let found = connections(&args.remote).map_err(|failure| failure.message)?;
             let address = found[0].connect.address.clone();
+            let shown = port(&found[0])["tls_key_identity"].as_str().map(str::to_owned);
+            assert_eq!(shown, address.tls_key_identity);
             // The command line comes before the file.
             for option in ["--tls-psk kernel:7", "--concat"] {
                 let args = parse(&format!("-J {} {option}", file.path().display()));
                 connections(&args.remote).map_err(|failure| failure.message)?;
             }
-            Ok::<_, String>((address.tls_psk, address.tls_identity))
+            Ok::<_, String>((address.tls_psk, address.tls_key_identity))
         };
         let kernel = Some(std::path::PathBuf::from("kernel:"));
         let tls = r#", "tls": true"#;
         for more in [tls, r#", "tls": true, "keyring": ".nvme""#] {
-            assert_eq!(with("1R02", NQN, more), Ok((kernel.clone(), 1)));
+            for form in ["1R01", "1R02"] {
+                let host = "nqn.2014-08.org.example:h";
+                let identity = Some(format!("NVMe{form} {host} {NQN} {digest}"));
+                assert_eq!(with(form, NQN, more), Ok((kernel.clone(), identity)));
+            }
         }
         // Another keyring is said to be passed over.
-        assert_eq!(with("1R02", NQN, r#", "tls": true, "keyring": 77"#), Ok((kernel, 1)));
+        assert_eq!(with("1R02", NQN, r#", "tls": true, "keyring": 77"#).unwrap().0, kernel);
         // A connection that does not begin with TLS needs no key, as with nvme-cli.
         for more in ["", r#", "tls": false"#] {
             assert_eq!(with("1R02", NQN, more).unwrap().0, None, "{more}");

@@ -9,7 +9,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use clap::Parser;
-use raceline_auth::IdentityVersion;
 use raceline_host::HostConfig;
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -619,11 +618,9 @@ impl ConfigReader<'_> {
             return Ok(());
         }
         let own_host = host["hostnqn"].as_str().or(identity.split(' ').nth(1));
-        let version = remote::identity_version(identity, (own_host.unwrap_or_default(), nqn))
+        remote::parse_identity(identity, (own_host.unwrap_or_default(), nqn))
             .map_err(|what| self.wrong(&at, &what))?;
-        // The kernel has it under these names.
-        let version = u8::from(version != IdentityVersion::Zero);
-        words.extend(["--tls-psk=kernel:".to_owned(), format!("--tls-identity={version}")]);
+        words.extend(["--tls-psk=kernel:".to_owned(), format!("--tls-key-identity={identity}")]);
         Ok(())
     }
 

@@ -6,6 +6,8 @@ use super::*;
 
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
+const BEST: WantedPsk<'_> = WantedPsk::Best(IdentityVersion::One);
+
 fn names() -> (Nqn, Nqn) {
     (Nqn::new("nqn.psk-test-host").unwrap(), Nqn::new("nqn.psk-test-subsys").unwrap())
 }
@@ -73,17 +75,21 @@ fn the_kernels_own_order_of_keys() {
         );
         Entry::parse(&text).unwrap()
     };
-    let mut entries = vec![
-        line(1, "perm", "psk", "NVMe0R01", ""),
-        line(2, "perm", "psk", "NVMe0R02", ""),
-        line(3, "perm", "psk", "NVMe1R01", " a="),
-        line(4, "perm", "psk", "NVMe1G02", " b="),
-        line(5, "perm", "user", "NVMe1R02", " c="),
-        line(6, "expd", "psk", "NVMe1R02", " d="),
-        line(7, "perm", "psk", "NVMe1R02", " e="),
-    ];
+    let all = || {
+        vec![
+            line(1, "perm", "psk", "NVMe0R01", ""),
+            line(2, "perm", "psk", "NVMe0R02", ""),
+            line(3, "perm", "psk", "NVMe1R01", " a="),
+            line(4, "perm", "psk", "NVMe1G02", " b="),
+            line(5, "perm", "user", "NVMe1R02", " c="),
+            line(6, "expd", "psk", "NVMe1R02", " d="),
+            line(7, "perm", "psk", "NVMe1R02", " e="),
+        ]
+    };
+    let mut entries = all();
     let chosen = |entries: &[Entry], version| {
-        choose(entries, (&host, &subsystem), version).map(|entry| entry.serial).ok()
+        let best = WantedPsk::Best(version);
+        choose(entries, (&host, &subsystem), best).map(|entry| entry.serial).ok()
     };
     let one = IdentityVersion::One;
     assert_eq!(chosen(&entries, IdentityVersion::Zero), Some(2));
@@ -92,11 +98,28 @@ fn the_kernels_own_order_of_keys() {
         entries.retain(|entry| entry.serial != wanted);
     }
     assert_eq!(chosen(&entries, one), None);
-    let error = choose(&entries, (&host, &subsystem), one).unwrap_err().to_string();
+    let error = choose(&entries, (&host, &subsystem), BEST).unwrap_err().to_string();
     let words = "--hostnqn nqn.psk-test-host --subsysnqn nqn.psk-test-subsys";
     assert!(error.contains("(1 for other names)") && error.contains(words), "{error}");
     let other = Nqn::new("nqn.psk-test-host2").unwrap();
-    assert!(choose(&entries, (&other, &subsystem), one).is_err());
+    assert!(choose(&entries, (&other, &subsystem), BEST).is_err());
+    // An identity names one key, whatever the order: its version, its hash and its digest.
+    let entries = all();
+    let named = |form: &str, digest: &str| {
+        let text = format!("{form} nqn.psk-test-host nqn.psk-test-subsys{digest}");
+        let identity = PskIdentity::parse(&text).unwrap();
+        let found = choose(&entries, (&host, &subsystem), WantedPsk::Identity(&identity));
+        found.map(|entry| entry.serial).map_err(|error| error.to_string())
+    };
+    for (serial, form, digest) in
+        [(1, "NVMe0R01", ""), (2, "NVMe0R02", ""), (3, "NVMe1R01", " a="), (7, "NVMe1R02", " e=")]
+    {
+        assert_eq!(named(form, digest), Ok(serial));
+    }
+    for (form, digest) in [("NVMe1R01", " e="), ("NVMe1R02", " a=")] {
+        let error = named(form, digest).unwrap_err();
+        assert!(error.contains("(5 with other identities") && error.contains(digest), "{error}");
+    }
 }
 
 #[test]
@@ -110,14 +133,22 @@ fn a_key_of_type_user_is_read_by_description_and_by_serial_number() {
     for name in [format!("kernel:{description}"), format!("kernel:{:#x}", added.serial())] {
         let key = KernelKey::parse(&name).unwrap();
         assert_eq!(key.text().unwrap().trim(), KEY, "{name}");
-        let of = |derivation| {
-            key.client_psk((&host, &subsystem), IdentityVersion::One, derivation).unwrap()
-        };
+        let of = |derivation| key.client_psk((&host, &subsystem), BEST, derivation).unwrap();
         let psk = of(Derivation::Standard);
         assert_eq!((psk.identity, psk.psk), (wanted.identity.clone(), wanted.psk.clone()));
         assert_ne!(of(Derivation::OldLibnvme).psk, wanted.psk);
     }
     assert_eq!(wanted.psk.hash(), Hash::Sha256);
+    // A key that is named twice has to be the one that is meant.
+    let key = KernelKey::Serial(added.serial());
+    let by = |identity: &PskIdentity| {
+        let identity = WantedPsk::Identity(identity);
+        key.client_psk((&host, &subsystem), identity, Derivation::Standard)
+    };
+    assert_eq!(by(&wanted.identity).unwrap().identity, wanted.identity);
+    let other = wanted.identity.to_string().replace("NVMe1R01", "NVMe1R02");
+    let error = by(&PskIdentity::parse(&other).unwrap()).unwrap_err().to_string();
+    assert!(error.contains(&other) && error.contains(wanted.identity.as_str()), "{error}");
 }
 
 #[test]
@@ -126,7 +157,7 @@ fn what_is_no_key_says_so_and_shows_nothing() {
     let Some(added) = Added::new(&description, b"open sesame") else { return };
     let (host, subsystem) = names();
     let key = KernelKey::Serial(added.serial());
-    let error = key.client_psk((&host, &subsystem), IdentityVersion::One, Derivation::Standard);
+    let error = key.client_psk((&host, &subsystem), BEST, Derivation::Standard);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("NVMeTLSkey-1") && !error.contains("sesame"), "{error}");
     for (name, contents) in [("bytes", vec![0xff; 40]), ("large", vec![b'x'; MAX_FILE_BYTES + 1])] {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::no_controller;
 use super::options::Options;
 use crate::error::RpcError;
-use crate::keyring::{self, Held, KernelKey};
+use crate::keyring::{self, Held, KernelKey, WantedPsk};
 use crate::manager::Manager;
 use crate::manager::catalogue;
 use crate::manager::controllers::link::Link;
@@ -80,7 +80,11 @@ impl NamedPsk {
             Self::Kernel(key) => {
                 // What nvme-cli has inserted may be of either version.
                 let names = (&config.hostnqn, &config.subnqn);
-                let psk = key.client_psk(names, IdentityVersion::One, Derivation::Standard);
+                let psk = key.client_psk(
+                    names,
+                    WantedPsk::Best(IdentityVersion::One),
+                    Derivation::Standard,
+                );
                 let psk = psk.map_err(|error| format!("psk: {error}"))?;
                 Ok(HeldPsk { key: None, store: ClientPskStore::new(psk) })
             }
