@@ -44,8 +44,11 @@ fn main() -> ExitCode {
             continue;
         }
         match check() {
-            Ok(note) => {
-                println!("test {name} ... ok{note}");
+            Ok(skipped) => {
+                println!("test {name} ... ok");
+                if let Some(why) = skipped {
+                    println!("SKIPPED: {name}: {why}");
+                }
                 passed += 1;
             }
             Err(why) => {
@@ -59,7 +62,8 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-type Check = Box<dyn Fn() -> Result<&'static str, String>>;
+/// It passes, maybe with what could not be checked here and why.
+type Check = Box<dyn Fn() -> Result<Option<&'static str>, String>>;
 
 fn checks() -> Vec<(&'static str, Check)> {
     let denied = denied::ATTEMPTS.iter().map(|&(name, _, refusals)| {
@@ -74,30 +78,30 @@ fn checks() -> Vec<(&'static str, Check)> {
 }
 
 /// The attempt is refused inside. Outside, where nothing else refuses it, it is not.
-fn must_fail(name: &str, refusals: &[i32]) -> Result<&'static str, String> {
+fn must_fail(name: &str, refusals: &[i32]) -> Result<Option<&'static str>, String> {
     let place = Place::new();
     match run(name, Side::Inside, &place)? {
         Answer::Errno(errno) if refusals.contains(&errno) => {}
-        Answer::Unsupported => return Ok(" (this kernel cannot restrict it)"),
+        Answer::Unsupported => return Ok(Some("this kernel cannot restrict it")),
         other => return Err(format!("inside: {other:?} instead of {refusals:?}")),
     }
     if !support::is_unrestricted() {
-        return Ok(" (inside only: this process is restricted itself)");
+        return Ok(Some("outside, because this process is restricted itself"));
     }
     match run(name, Side::Outside, &place)? {
         Answer::Errno(errno) if refusals.contains(&errno) => {
             Err(format!("outside it is refused, too, with {errno}: the attempt proves nothing"))
         }
-        _ => Ok(""),
+        _ => Ok(None),
     }
 }
 
-fn must_work(name: &str) -> Result<&'static str, String> {
+fn must_work(name: &str) -> Result<Option<&'static str>, String> {
     match run(name, Side::Inside, &Place::new())? {
-        Answer::Done => Ok(""),
-        Answer::Unsupported => Ok(" (this kernel cannot restrict it)"),
+        Answer::Done => Ok(None),
+        Answer::Unsupported => Ok(Some("this kernel cannot restrict it")),
         Answer::Errno(_) if name == works::KEYRING && !works_outside(name)? => {
-            Ok(" (nor outside: this kernel has no keyrings, or forbids them)")
+            Ok(Some("this kernel has no keyrings, or forbids them"))
         }
         other => Err(format!("{other:?}")),
     }

@@ -67,7 +67,7 @@ fn busy_polling_works_or_is_refused_at_the_start() {
     match Target::start(config.clone()) {
         Err(TargetError::BusyPoll(error)) => {
             assert!(error.to_string().starts_with("cannot busy poll for 50 us: "), "{error}");
-            return;
+            return eprintln!("SKIPPED: connections that are busy polled: {error}");
         }
         other => other.unwrap().shutdown().unwrap(),
     }

@@ -73,7 +73,8 @@ fn on_loopback_the_kernel_copies_and_the_connection_stops_asking() {
     for wants in [Wants::default(), wants] {
         let counts = write_and_read(with(ZeroCopySend::On, Backend::Uring), wants);
         if counts.zero_copy_refused > 0 {
-            continue; // a kernel before 6.2
+            eprintln!("SKIPPED: a kernel before 6.2 sends nothing without a copy");
+            continue;
         }
         assert!(counts.zero_copy_sends > 0 && counts.zero_copy_copied > 0, "{counts:?}");
         assert!(counts.zero_copy_sends < 10, "{counts:?}");

@@ -97,7 +97,10 @@ fn a_file_is_driven_by_a_ring() {
 #[test]
 fn a_file_without_polled_completions_is_named() {
     let file = file(1);
-    let Ok(mut ring) = Ring::open(file.path(), true, &job()) else { return };
+    let mut ring = match Ring::open(file.path(), true, &job()) {
+        Ok(ring) => ring,
+        Err(error) => return println!("SKIPPED: nothing to test here: {error}"),
+    };
     match ring.run(&LocalJob { time: Duration::from_secs(1), ..job() }, &|| false) {
         // A drive with poll queues.
         Ok(result) => assert!(result.read.count() > 0),

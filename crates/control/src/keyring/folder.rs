@@ -349,11 +349,11 @@ mod tests {
     #[test]
     fn a_state_directory_of_another_user_is_left_alone() {
         let state = tempfile::tempdir().unwrap();
-        // Only root can give files away.
-        if std::os::unix::fs::chown(state.path(), Some(65_534), None).is_ok() {
-            let error = KeyFolder::open(state.path()).unwrap_err().to_string();
-            assert!(error.contains("user 65534") && error.contains("sudo -u"), "{error}");
+        if let Err(error) = std::os::unix::fs::chown(state.path(), Some(65_534), None) {
+            return eprintln!("SKIPPED: only root can give files away: {error}");
         }
+        let error = KeyFolder::open(state.path()).unwrap_err().to_string();
+        assert!(error.contains("user 65534") && error.contains("sudo -u"), "{error}");
     }
 
     #[test]

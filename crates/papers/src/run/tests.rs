@@ -59,6 +59,15 @@ fn is_overloaded(record: &Record) -> bool {
     is
 }
 
+/// Whether this process may use two cores; says what is skipped otherwise.
+pub(in crate::run) fn has_two_cores(options: &Options<'_>) -> bool {
+    let has = options.cpus.len() >= 2;
+    if !has {
+        println!("SKIPPED: a run takes two cores");
+    }
+    has
+}
+
 /// An experiment of the catalogue with one column and small memory.
 fn tiny(id: &str, columns: usize) -> Experiment {
     let mut experiment = catalogue().find(id).unwrap().clone();
@@ -73,7 +82,7 @@ fn a_tiny_experiment_leaves_a_complete_record() {
     let folder = tempfile::tempdir().unwrap();
     let experiment = tiny("CH-F2", 1);
     let options = options(&|| false, Some(folder.path()));
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     let mut steps = Vec::new();
@@ -124,7 +133,7 @@ fn blocks_of_an_experiment_can_be_measured_in_two_calls() {
     affinity.axis.columns.truncate(1);
     for experiment in [tiny("NT-I10-L", 1), affinity] {
         let all = options(&|| false, Some(folder.path()));
-        if all.cpus.len() < 2 {
+        if !has_two_cores(&all) {
             return;
         }
         let half = Options { until: 1, ..options(&|| false, Some(folder.path())) };
@@ -149,7 +158,7 @@ fn local_and_remote_give_the_added_latency() {
     let _alone = alone();
     let experiment = tiny("CH-T2", 2);
     let options = options(&|| false, None);
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     let record = run(&experiment, &options, &mut |_| {}).unwrap();
@@ -182,7 +191,7 @@ fn initiators_have_a_session_with_each_node() {
     settings.insert("connections".to_owned(), 7.into());
     settings.insert("depth".to_owned(), 4.into());
     let options = options(&|| false, None);
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     let record = run(&experiment, &options, &mut |_| {}).unwrap();
@@ -221,7 +230,7 @@ fn a_model_has_a_run_for_each_run_of_its_series_and_costs_less() {
     experiment.procedure.settings.insert("connections".to_owned(), 2.into());
     let folder = tempfile::tempdir().unwrap();
     let options = options(&|| false, Some(folder.path()));
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     let record = run(&experiment, &options, &mut |_| {}).unwrap();
@@ -266,7 +275,7 @@ fn a_protocol_is_not_asked_for_what_it_does_not_have() {
 fn series_with_links_of_their_own_are_measured_on_them() {
     let _alone = alone();
     let here = options(&|| false, None);
-    if here.cpus.len() < 2 {
+    if !has_two_cores(&here) {
         return;
     }
     for (id, of, over) in [("GRO", "GRO on", "GRO off"), ("MTU", "MTU 9000", "MTU 1500")] {
@@ -277,10 +286,13 @@ fn series_with_links_of_their_own_are_measured_on_them() {
             return;
         }
         assert!(record.points.is_empty() && record.missing.len() >= 2, "{:?}", record.missing);
-        let Ok(bed) = crate::bed::veth::Veth::make(&crate::bed::link::LinkOptions::default())
-        else {
-            // This process may not make one.
-            continue;
+        let bed = crate::bed::veth::Veth::make(&crate::bed::link::LinkOptions::default());
+        let bed = match bed {
+            Ok(bed) => bed,
+            Err(error) => {
+                println!("SKIPPED: {id} on a link of its own: {error}");
+                continue;
+            }
         };
         let options = Options { bed: &bed, ..options(&|| false, None) };
         let record = run(&experiment, &options, &mut |_| {}).unwrap();
@@ -305,7 +317,7 @@ fn a_run_that_broke_off_goes_on() {
     let runs = AtomicUsize::new(0);
     let stop = || runs.load(Ordering::Relaxed) >= 2;
     let first = options(&stop, Some(folder.path()));
-    if first.cpus.len() < 2 {
+    if !has_two_cores(&first) {
         return;
     }
     let mut count = |_| {
@@ -352,7 +364,7 @@ fn an_open_loop_keeps_its_rate() {
     let mut experiment = tiny("LATENCY", 1);
     experiment.series.truncate(1);
     let mut options = options(&|| false, None);
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     options.timing.time = Duration::from_millis(400);
@@ -457,7 +469,7 @@ fn cores_that_the_machine_lacks_are_missing() {
 fn threads_and_a_worker_leave_records() {
     let _alone = alone();
     let options = options(&|| false, None);
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     for id in ["NT-AFF", "NT-DIRECT"] {

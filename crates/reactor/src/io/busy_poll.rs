@@ -126,6 +126,7 @@ mod tests {
             Err(error) => {
                 assert!(!kernel_has_them(), "{error}");
                 assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
+                eprintln!("SKIPPED: a kernel before 6.9 has no such settings: {error}");
             }
         }
     }

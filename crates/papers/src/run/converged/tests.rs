@@ -1,5 +1,6 @@
 //! All four protocols at once in one target, NVMe/RDMA over a simulated network; and what is left without it.
 
+use super::super::tests::has_two_cores;
 use super::super::{Journal, Timing};
 use super::*;
 use crate::catalogue::Catalogue;
@@ -59,7 +60,7 @@ fn record(rdma: Result<Rdma, String>, time: Duration) -> Option<Record> {
     }
     let rdma = RdmaSource::of(rdma);
     let options = Options { effort: Effort::Normal, rdma, ..options(&|| false, time) };
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return None;
     }
     let mut report = |_| {};
@@ -168,7 +169,7 @@ fn all_check(beside: &str, mut run: impl FnMut(Duration) -> Result<Vec<Measured>
 /// Runs with a target of all protocols, on a machine that has two CPUs.
 fn with_target(rdma: &Rdma, depth: u16, work: impl FnOnce(&Served, &Options<'_>)) {
     let options = options(&|| false, TIMES[0]);
-    if options.cpus.len() < 2 {
+    if !has_two_cores(&options) {
         return;
     }
     let lanes = lanes_but(Wire::NvmeTcp, depth, 4096);
