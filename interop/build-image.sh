@@ -2,21 +2,20 @@
 # build-image.sh - make a small bootable Linux image from stock Debian packages.
 #
 # The image is an unmodified Debian kernel, an initramfs, and a root disk with busybox,
-# nvme-cli, fio, iproute2, ethtool, util-linux, e2fsprogs, xfsprogs and the kernel modules
-# that the interop tests need.  run-vm.sh boots the image in QEMU.
+# nvme-cli, fio, iproute2, ethtool, util-linux, e2fsprogs, xfsprogs, verbs in user space and the
+# kernel modules that the interop tests need, with soft RoCE.  run-vm.sh boots the image in QEMU.
 #
 # The script installs nothing on the machine that runs it.  It reads the machine's apt
 # configuration and does not change it: the script keeps a private apt state in
 # CACHE_DIR, and downloads from the mirror that the machine is configured for.
 #
-# usage: build-image.sh [-s SUITE] [-f FLAVOUR] [-P pkg,...] [-M mod,...] [-R] [-F] CACHE_DIR
+# usage: build-image.sh [-s SUITE] [-f FLAVOUR] [-P pkg,...] [-M mod,...] [-F] CACHE_DIR
 #   -s SUITE    bookworm | bookworm-backports | trixie | trixie-backports | ...
 #               NAME-backports takes the kernel from backports, user space from NAME.
 #               default: bookworm
 #   -f FLAVOUR  amd64 | cloud-amd64 (fewer drivers).  default: amd64
 #   -P LIST     more Debian packages whose programs go into the image
 #   -M LIST     more kernel modules (the script adds their dependencies)
-#   -R          RDMA: soft RoCE, the kernel's NVMe/RDMA, verbs in user space; the image has a folder of its own
 #   -F          rebuild even if CACHE_DIR holds a finished image
 #
 # The image is CACHE_DIR/SUITE-FLAVOUR/{vmlinuz,vmlinux,initrd.img,root.img,manifest.txt}.
@@ -27,15 +26,14 @@
 set -Eeuo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
 
-suite=bookworm flavour=amd64 more_pkgs="" more_mods="" rdma=0 force=0
+suite=bookworm flavour=amd64 more_pkgs="" more_mods="" force=0
 usage() { sed -n '/^# usage:/,/^$/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-while getopts s:f:P:M:RFh opt; do
+while getopts s:f:P:M:Fh opt; do
     case $opt in
         s) suite=$OPTARG ;;
         f) flavour=$OPTARG ;;
         P) more_pkgs=${OPTARG//,/ } ;;
         M) more_mods=${OPTARG//,/ } ;;
-        R) rdma=1 ;;
         F) force=1 ;;
         *) usage ;;
     esac
@@ -53,11 +51,6 @@ done
 mkdir -p "$1"
 cache=$(cd "$1" && pwd)
 out=$cache/$suite-$flavour
-if [ "$rdma" = 1 ]; then
-    out=$out-rdma
-    more_pkgs="$more_pkgs ibverbs-providers ibverbs-utils rdmacm-utils"
-    more_mods="$more_mods ib_uverbs rdma_cm rdma_ucm rdma_rxe nvme-rdma nvmet-rdma"
-fi
 base_suite=${suite%-backports}
 
 # Tests may start several builds at once: the lock lets one at a time use the cache.
@@ -134,7 +127,8 @@ get() {
 # ------------------------------------------------------------------ packages
 # User space.  The pattern drops packages that only maintainer scripts and unused plugins
 # need.  If a program needs a library of a dropped package, the script fails below.
-progs="busybox-static dash nvme-cli fio iproute2 ethtool util-linux mount e2fsprogs xfsprogs kmod libgcc-s1 $more_pkgs"
+progs="busybox-static dash nvme-cli fio iproute2 ethtool util-linux mount e2fsprogs xfsprogs kmod libgcc-s1
+    ibverbs-providers ibverbs-utils rdmacm-utils $more_pkgs"
 drop='^(python3|libpython3|perl|libperl|libsqlite|adduser|passwd|login|debconf|dpkg|tar|tzdata|systemd|libsystemd-shared|media-types|sensible-utils|lsb-base|init-system)'
 # shellcheck disable=SC2086  # word lists
 closure $progs | grep -Ev "$drop" >"$apt/user.list" || true
@@ -148,7 +142,7 @@ closure "${release_opt[@]}" "linux-image-$flavour" |
 cat "$apt/user.list" "$apt/kernel.list" | get
 
 # -------------------------------------------------------------------- unpack
-work=$cache/work-$suite-$flavour-$rdma.$$
+work=$cache/work-$suite-$flavour.$$
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root/usr/bin" "$root/usr/sbin" "$root/usr/lib" "$root/usr/lib64" "$root/img"
@@ -165,9 +159,8 @@ done <"$apt/user.list"
 kparts='drivers/nvme drivers/block drivers/virtio drivers/net/virtio_net
     drivers/net/net_failover drivers/net/dummy drivers/net/veth drivers/net/ethernet/intel/e1000
     drivers/scsi drivers/md drivers/char drivers/dma-buf drivers/base drivers/nvdimm drivers/dax
-    drivers/hwmon drivers/ptp drivers/pps block net/core net/tls net/sched net/ipv4 net/ipv6 net/802
+    drivers/hwmon drivers/ptp drivers/pps drivers/infiniband block net/core net/tls net/sched net/ipv4 net/ipv6 net/802
     fs/configfs fs/ext4 fs/jbd2 fs/mbcache fs/xfs fs/nls lib crypto arch/x86/crypto arch/x86/lib security'
-[ "$rdma" = 0 ] || kparts="$kparts drivers/infiniband"
 pats=('./boot/*' './lib/modules/*/modules.*' './usr/lib/modules/*/modules.*'
       './usr/lib/modules/*/vmlinuz' './lib/modules/*/vmlinuz')
 for p in $kparts; do pats+=("./lib/modules/*/kernel/$p*" "./usr/lib/modules/*/kernel/$p*"); done
@@ -188,7 +181,8 @@ vmlinuz=$(first "$root/boot/vmlinuz-$kver" "$root/usr/lib/modules/$kver/vmlinuz"
 mods="virtio_pci virtio_net e1000e virtio_blk configfs
     nvme nvme-fabrics nvme-tcp nvmet nvmet-tcp nvme-auth nvme-keyring null_blk brd loop
     ext4 xfs dm-mod dm-flakey dummy veth sch_netem inet_diag tcp_diag
-    sch_mqprio sch_ingress cls_flower act_skbedit act_mirred act_gact
+    sch_mqprio sch_ingress cls_flower cls_u32 act_skbedit act_mirred act_gact
+    ib_uverbs rdma_cm rdma_ucm rdma_rxe nvme-rdma nvmet-rdma
     crc32c_generic crc32c-intel crc32c_intel $more_mods"
 img=$root/img
 moddir=usr/lib/modules/$kver

@@ -175,22 +175,15 @@ fn unable(tree: &Tree, kernel: Kernel) -> Option<String> {
 }
 
 /// Builds the image of a kernel, unless it is there and up to date; returns its folder.
-fn image(tree: &Tree, kernel: Kernel, part: Part) -> Result<PathBuf> {
+fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
     let cache = cache(tree);
-    // The usual image has no RDMA: it is smaller.
-    let (name, options): (_, &[&str]) = match part {
-        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::RdmaLink => {
-            ("amd64-rdma", &["-R", "-M", "ublk_drv,cls_u32"])
-        }
-        _ => ("amd64", kernel.image_options()),
-    };
-    let folder = cache.join(format!("{}-{name}", kernel.suite()));
+    let folder = cache.join(format!("{}-amd64", kernel.suite()));
     if !setup::is_root() && folder.join("build-id").is_file() {
         return Ok(folder);
     }
     let ended = Task::new(tree.root.join("interop/build-image.sh"))
         .args(["-s", kernel.suite()])
-        .args(options)
+        .args(kernel.image_options())
         .args([&cache])
         .limit(IMAGE_LIMIT_S)
         .check()
@@ -211,7 +204,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
     if let Some(why) = unable(tree, kernel) {
         return setup::cannot(&why);
     }
-    let image = image(tree, kernel, part)?;
+    let image = image(tree, kernel)?;
     match (part, peer) {
         (Part::Target, _) => kernel_target(tree, &image),
         (Part::Manage, _) => manage::run(tree, &image),
