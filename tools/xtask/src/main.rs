@@ -469,6 +469,24 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
     ),
     ("kernel-6.12-target", Kernel::V6_12, Part::Target, "our host with Linux 6.12 as the target"),
     (
+        "kernel-6.12-rdma",
+        Kernel::V6_12,
+        Part::Rdma,
+        "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
+    ),
+    (
+        "kernel-6.12-rdma-host",
+        Kernel::V6_12,
+        Part::RdmaHost,
+        "Linux 6.12 as the host of our target over RDMA, over soft RoCE",
+    ),
+    (
+        "kernel-6.12-rdma-faults",
+        Kernel::V6_12,
+        Part::RdmaFaults,
+        "Linux 6.12 over RDMA: reset, disconnect, killed target, over soft RoCE",
+    ),
+    (
         "kernel-6.12-manage",
         Kernel::V6_12,
         Part::Manage,
@@ -542,12 +560,6 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "block devices of that kernel on files, without a copy and with one",
     ),
     (
-        "kernel-6.12-rdma",
-        Kernel::V6_12,
-        Part::Rdma,
-        "our host over RDMA with Linux 6.12 as the target, over soft RoCE",
-    ),
-    (
         "kernel-6.12-takeover",
         Kernel::V6_12,
         Part::Takeover,
@@ -566,18 +578,6 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "20 disks of Linux 6.12's target move into a daemon, and back by nvmetcli",
     ),
     (
-        "kernel-6.12-rdma-host",
-        Kernel::V6_12,
-        Part::RdmaHost,
-        "Linux 6.12 as the host of our target over RDMA, over soft RoCE",
-    ),
-    (
-        "kernel-6.12-rdma-faults",
-        Kernel::V6_12,
-        Part::RdmaFaults,
-        "Linux 6.12 over RDMA: reset, disconnect, killed target, over soft RoCE",
-    ),
-    (
         "kernel-6.12-rdma-daemon",
         Kernel::V6_12,
         Part::RdmaDaemon,
@@ -594,26 +594,27 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
 fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     KERNEL_STEPS.iter().map(move |&(name, kernel, part, about)| {
         let action = Box::new(move || interop::run(tree, kernel, part, Peer::Raceline));
-        // The newer kernel shows nearly all that the older one does. The step nbd shows most of what the kernel's client
-        // does, and the tests of crates/vhost most of what a guest does.
-        let is_long = matches!(
-            part,
-            Part::Disk
-                | Part::Vhost
-                | Part::Ublk
-                | Part::ZeroCopy
-                | Part::Takeover
-                | Part::Xfstests
-                | Part::Moved
-                | Part::Rdma
-                | Part::RdmaHost
-                | Part::RdmaFaults
-                | Part::RdmaDaemon
-                | Part::RdmaLink
-        );
-        let on_request = kernel == Kernel::V6_1 || is_long;
+        let on_request = is_on_request(kernel, part);
         Step { beside: true, on_request, ..step(name, about, false, action) }
     })
+}
+
+/// Whether a step of [`KERNEL_STEPS`] is left out unless it is asked for. The newer kernel shows nearly all that the older one
+/// does. The step nbd shows most of what the kernel's client does, and the tests of crates/vhost most of what a guest does.
+fn is_on_request(kernel: Kernel, part: Part) -> bool {
+    let is_long = matches!(
+        part,
+        Part::Disk
+            | Part::Vhost
+            | Part::Ublk
+            | Part::ZeroCopy
+            | Part::Takeover
+            | Part::Xfstests
+            | Part::Moved
+            | Part::RdmaDaemon
+            | Part::RdmaLink
+    );
+    kernel == Kernel::V6_1 || is_long
 }
 
 fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
@@ -624,4 +625,21 @@ fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
     let program = tree.program("sim")?;
     Task::new(program).args(words).dir(&tree.root).limit(limit_s).echo().check()?;
     Ok(Outcome::Passed(words.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_has_rdma_in_both_directions_with_one_kernel() {
+        let usual: Vec<&str> = KERNEL_STEPS
+            .iter()
+            .filter(|&&(_, kernel, part, _)| !is_on_request(kernel, part))
+            .map(|&(name, ..)| name)
+            .filter(|name| name.contains("-rdma"))
+            .collect();
+        let wanted = ["kernel-6.12-rdma", "kernel-6.12-rdma-host", "kernel-6.12-rdma-faults"];
+        assert_eq!(usual, wanted);
+    }
 }
