@@ -57,4 +57,4 @@ iopolicy() {
 }
 policy() { echo "$1" >"$(iopolicy)"; }
 # paths_clean: fails if the kernel has logged anything but what lost paths and attempts to connect them again explain.
-paths_clean() { log_clean 'nvme_ns_head_submit_bio|queue [0-9]+: timeout request|long keepalive RTT|no usable path|no available path|failed to send request|starting error recovery|Reconnecting|failed nvme_keep_alive|Failed reconnect|failed to connect|failing I/O|queue_size|I/O (tag|Error)|Connect command failed|Connect rejected|failed to connect socket|creating .* I/O queues|read failed|receive failed'; }
+paths_clean() { log_clean 'nvme_ns_head_submit_bio|queue [0-9]+: timeout request|long keepalive RTT|no usable path|no available path|failed to send request|starting error recovery|Reconnecting|failed nvme_keep_alive|Failed reconnect|failed to connect|failing I/O|queue_size|I/O (tag|Error|[0-9]+ QID [0-9]+ timeout)|Connect command failed|Connect rejected|failed to connect socket|creating .* I/O queues|read failed|receive failed'; }

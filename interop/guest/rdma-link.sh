@@ -62,7 +62,7 @@ queues_of() { sed -n "s/^raceline_core_queues{.*transport=\"$1\".*} //p" /tmp/me
 # none, and the packets that the wire has lost.
 report() {
     program_healthy daemon >/tmp/health 2>&1 || { echo "dead: $(tail -n 1 /tmp/health)"; return; }
-    wget -q -T 10 -O /tmp/metrics http://127.0.0.1:9009/metrics || { echo "dead: no metrics"; return; }
+    timeout 10 wget -q -O /tmp/metrics http://127.0.0.1:9009/metrics || { echo "dead: no metrics"; return; }
     echo "wire $(queues_of rdma)"
     echo "other $(queues_of tcp)"
     # Those of the daemon; those of the kernel's target have no process, and the connection manager has made them.
@@ -97,7 +97,7 @@ target() {
 # queues KIND: prints how many queues the target has of it: by a network ("wire" or "other"), or in the device: of the daemon
 # ("pairs") or of the kernel's target ("theirs"); or the packets that it has sent and the wire has lost ("lost").
 queues() {
-    wget -q -T 10 -O /tmp/state "http://10.0.2.2:$WEB/state" || { echo unknown; return; }
+    timeout 10 wget -q -O /tmp/state "http://10.0.2.2:$WEB/state" || { echo unknown; return; }
     ! grep dead /tmp/state >&2 || { echo dead; return; }
     sed -n "s/^$1 //p" /tmp/state
 }
@@ -140,7 +140,7 @@ since() { echo "$(($(date +%s) - $(cat /tmp/link))) s"; }
 # both_lose PERCENT: the wire loses that part of the packets of both ways; 0: none.
 both_lose() {
     if [ "$1" = 0 ]; then keep_all; else lose "$1"; fi
-    [ "$(wget -q -T 10 -O - "http://10.0.2.2:$WEB/cgi-bin/wish?$1")" = done ] || fail "the target's guest does not do as asked"
+    [ "$(timeout 10 wget -q -O - "http://10.0.2.2:$WEB/cgi-bin/wish?$1")" = done ] || fail "the target's guest does not do as asked"
 }
 lost_both_ways() { [ "$(lost)" -ge 3 ] && [ "$(queues lost)" -ge 3 ]; }
 # The wire loses one packet of a thousand: what was lost is sent again, no data are wrong, and no connection is lost.

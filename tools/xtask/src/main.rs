@@ -460,6 +460,36 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
     ),
     ("kernel-6.1-target", Kernel::V6_1, Part::Target, "our host with Linux 6.1 as the target"),
     ("kernel-6.1-cuts", Kernel::V6_1, Part::Cuts, "Linux 6.1 with two paths, which are cut"),
+    (
+        "kernel-6.1-rdma",
+        Kernel::V6_1,
+        Part::Rdma,
+        "our host over RDMA with Linux 6.1 as the target, over soft RoCE",
+    ),
+    (
+        "kernel-6.1-rdma-host",
+        Kernel::V6_1,
+        Part::RdmaHost,
+        "Linux 6.1 as the host of our target over RDMA, over soft RoCE",
+    ),
+    (
+        "kernel-6.1-rdma-faults",
+        Kernel::V6_1,
+        Part::RdmaFaults,
+        "Linux 6.1 over RDMA: reset, disconnect, killed target, over soft RoCE",
+    ),
+    (
+        "kernel-6.1-rdma-daemon",
+        Kernel::V6_1,
+        Part::RdmaDaemon,
+        "Linux 6.1 over RDMA and TCP on a daemon in its sandbox, over soft RoCE",
+    ),
+    (
+        "kernel-6.1-rdma-link",
+        Kernel::V6_1,
+        Part::RdmaLink,
+        "Linux 6.1 over RDMA on a daemon in another guest, while their link goes and comes",
+    ),
     ("kernel-6.12-host", Kernel::V6_12, Part::Host, "Linux 6.12 as the host of our target"),
     (
         "kernel-6.12-faults",

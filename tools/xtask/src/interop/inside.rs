@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::{Part, drives, guest, script, watch};
+use super::{Part, drives, guest, scratch, script, watch};
 use crate::raceline::Tree;
 use crate::step::Outcome;
 
@@ -13,7 +13,7 @@ pub(super) const RDMA: &[&str] = &["-e", "TRANSPORT=rdma", "-e", "PORT=4420"];
 
 /// Runs the guest's script of `part`, with further words for the machine.
 pub(super) fn run(tree: &Tree, image: &Path, part: Part, words: &[&str]) -> Result<Outcome> {
-    let dir = tree.scratch(&format!("interop-{part:?}").to_lowercase())?;
+    let dir = scratch(tree, image, part)?;
     let program = drives::stripped(tree, &dir)?;
     let mut guest = guest(tree, image, part)
         .args(words)

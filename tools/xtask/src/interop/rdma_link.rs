@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Part, drives, free_port, guest, script, watch};
+use super::{Part, drives, free_port, guest, scratch, script, watch};
 use crate::raceline::Tree;
 use crate::step::Outcome;
 
@@ -16,7 +16,7 @@ const MONITOR_LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs both guests.
 pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
-    let dir = tree.scratch("interop-rdmalink")?;
+    let dir = scratch(tree, image, Part::RdmaLink)?;
     let program = drives::stripped(tree, &dir)?;
     let [tcp, web] = [free_port()?, free_port()?];
     // A path of a socket has at most 107 bytes, and that of the scratch folder may be longer.
