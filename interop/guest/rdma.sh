@@ -89,9 +89,11 @@ write_read_all() {
     write_read 2 4096 512
 }
 
-# verify_job RW BS: many commands at a time on two queues, whose data are compared.
+# verify_job RW BS [OPTION...]: many commands at a time on two queues, whose data are compared.
 verify_job() {
-    host perf --rw "$1" --bs "$2" --size 8m --iodepth 8 -i 2 --runtime 3 --ramp_time 0 --verify -o json >/tmp/perf.json
+    local rw=$1 bs=$2
+    shift 2
+    host perf "$@" --rw "$rw" --bs "$bs" --size 8m --iodepth 8 -i 2 --runtime 3 --ramp_time 0 --verify -o json >/tmp/perf.json || return 1
     grep -q '"iops"' /tmp/perf.json || fail "no result"
 }
 verify() {
@@ -208,13 +210,15 @@ wire_whole() { for end in near far; do tc qdisc del dev $end root; done; }
 lost_both_ways() { [ "$(wire_lost near)" -ge 3 ] && [ "$(wire_lost far)" -ge 3 ]; }
 
 # A wire that loses and doubles packets, without changing their order: adapters send again what was lost, and no connection ends.
+# (Namespace 2 has what the large reads compare with.)
 link_loss() {
     local round
     ADDR=$FAR
+    host perf --namespace 2 --rw write --bs 64k --size 8m --iodepth 8 -i 2 --runtime 3 --ramp_time 0 --verify -o json >/tmp/fill.json
     wire_is 'loss 0.2% duplicate 1%'
     for round in 1 2 3; do
         verify_kept randwrite 4k
-        verify_kept randwrite 64k
+        verify_kept randread 64k --namespace 2
         verify_kept randrw 4k
         ! lost_both_ways || break
     done
@@ -222,8 +226,25 @@ link_loss() {
     lost_both_ways || fail "too few packets were lost"
     wire_whole
 }
+# Writes of 64 KiB over the same wire, whose data the target gets by RDMA READs.  Soft RoCE may fail by that: when an answer gets lost
+# while the READ is sent again, the next answer may be out of sequence.  check_ack takes that for an error without a status, and
+# rxe_completer warns of it (drivers/infiniband/sw/rxe/rxe_comp.c of Linux 6.12.118).  The target learns nothing, so the command is too
+# late after 30 s.  Then the check is skipped, and this warning does not count.
+link_loss_of_reads() {
+    ADDR=$FAR
+    wire_is 'loss 0.2% duplicate 1%'
+    (verify_kept randwrite 64k) || {
+        wire_whole
+        dmesg | grep 'WARNING: .* rxe_completer' || fail "the writes were not kept"
+        : >$ROCE_FAULT
+        echo "soft RoCE has ended a queue by a fault of its own (rxe_completer in rxe_comp.c), in RDMA READs over a wire that loses packets"
+        return 77
+    }
+    wire_whole
+}
+# verify_kept RW BS [OPTION...]: a job as verify_job has it, during which no connection may be lost.
 verify_kept() {
-    verify_job "$1" "$2"
+    verify_job "$@" || fail "a job has failed"
     [ "$(reconnects)" = 0 ] || fail "a connection was lost"
 }
 
@@ -374,6 +395,7 @@ check port-off-on 240 port_off_on
 check verify-after 180 verify_job randwrite 4k
 check wire 60 wire
 check link-loss 180 link_loss
+check link-loss-of-reads 120 link_loss_of_reads
 check kernel-log 10 log_clean "$LEAVES|connect request for invalid subsystem nqn.2014-08.org.example:unknown"
 check queue-loss 120 queue_loss
 check queue-packets-lost 180 packets_lost
