@@ -13,9 +13,10 @@ use crate::step::{Checks, Outcome};
 const UNIT: &str = "packaging/raceline.service";
 /// The service that makes block devices of the kernel, which only root can.
 const UBLK: &str = "packaging/raceline-ublk@.service";
+/// The service of a disk for other programs.
+const DISK: &str = "packaging/raceline-disk@.service";
 /// All services that are judged, and the greatest exposure of each in tenths: 0 is none, 100 is all.
-const UNITS: [(&str, &str); 3] =
-    [(UNIT, "20"), ("packaging/raceline-disk@.service", "20"), (UBLK, "30")];
+const UNITS: [(&str, &str); 3] = [(UNIT, "20"), (DISK, "20"), (UBLK, "30")];
 /// The drop-in for NVMe/RDMA.
 const RDMA: &str = "packaging/raceline-rdma.conf";
 /// Where the program lists the system calls that it keeps.
@@ -64,6 +65,11 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
         });
     }
     checks.run("system-calls", || system_calls(root));
+    for unit in [DISK, UBLK] {
+        checks.run(&format!("{unit} lasts"), || {
+            lasts(&fs::read_to_string(root.join(unit)).context(unit)?)
+        });
+    }
     checks.outcome()
 }
 
@@ -91,6 +97,26 @@ fn verify(root: &Path, unit: &str) -> Result<()> {
     };
     let wrong: Vec<&str> = ended.output.lines().filter(is_wrong).collect();
     ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+    Ok(())
+}
+
+/// The unit of a disk is started again for ever: a target that refuses a few connections, as one that starts does, ends it else.
+fn lasts(unit: &str) -> Result<()> {
+    let mut section = "";
+    let mut settings = BTreeSet::new();
+    for line in unit.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line;
+        } else if !line.starts_with('#') {
+            settings.insert((section, line));
+        }
+    }
+    // It is a setting of the section Unit since systemd 230, and passed over elsewhere.
+    let limit = "StartLimitIntervalSec=0";
+    ensure!(settings.contains(&("[Unit]", limit)), "[Unit] has no {limit}");
+    let restarts = ["Restart=always", "Restart=on-failure"];
+    let starts_again = restarts.iter().any(|line| settings.contains(&("[Service]", line)));
+    ensure!(starts_again, "[Service] has none of {}", restarts.join(", "));
     Ok(())
 }
 
@@ -180,6 +206,28 @@ mod tests {
         let permitted = permitted(unit, &describe).unwrap();
         assert_eq!(permitted.into_iter().collect::<Vec<_>>(), ["exit", "open", "read"]);
         assert!(super::permitted("SystemCallFilter=@none", &describe).is_err());
+    }
+
+    #[test]
+    fn a_unit_of_a_disk_is_started_again_for_ever() {
+        let unit = |head: &str, body: &str| format!("[Unit]\n{head}\n\n[Service]\n{body}\n");
+        let (limit, restart) = ("StartLimitIntervalSec=0", "Restart=on-failure");
+        lasts(&unit(limit, restart)).unwrap();
+        for (head, body) in [
+            ("", restart),
+            ("#StartLimitIntervalSec=0", restart),
+            ("StartLimitIntervalSec=05", restart),
+            (limit, ""),
+            (limit, "Restart=no"),
+        ] {
+            lasts(&unit(head, body)).unwrap_err();
+        }
+        let misplaced = unit("", &format!("{limit}\n{restart}"));
+        assert!(lasts(&misplaced).unwrap_err().to_string().contains("[Unit] has no"));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for path in [DISK, UBLK] {
+            lasts(&fs::read_to_string(root.join(path)).unwrap()).unwrap();
+        }
     }
 
     #[test]
