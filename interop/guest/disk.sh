@@ -1,8 +1,8 @@
 # The kernel's NBD client on a disk that `raceline connect --as nbd` makes of a file: file systems, data, discard, and a
 # server that ends and comes back.  Then disks that a daemon of the guest makes by nbd_start_disk.
 #
-# Environment: PORT, the port of the disk at 10.0.2.2.  The disk has 384 MiB and is named disk.  The program raceline is beside
-# this script.
+# Environment: PORT, the port of the disk at 10.0.2.2, and LARGE_PORT, that of another one with blocks of 4096 bytes.  Both have
+# 384 MiB and are named disk.  The program raceline is beside this script.
 . ./lib.sh
 
 NBD=/dev/nbd0
@@ -10,6 +10,8 @@ RACELINE=./raceline
 export RACELINE_RPC_SOCKET=/tmp/run/rpc.sock
 FILE=/tmp/rpc.img
 MIB=128
+# What the kernel says when a disk ends.
+ENDS='nbd0: (Receive control failed|shutting down)'
 
 # attach [OPTION...]: makes the disk $NBD.
 attach() {
@@ -67,6 +69,58 @@ discard() {
     dd if=$NBD bs=1M skip=1 count=2 iflag=direct 2>/dev/null | cmp -n $((2 << 20)) - /dev/zero ||
         fail "the ranges do not read zeroes"
     detach
+}
+
+# blocks: the disk in use has blocks of this size, in bytes.
+blocks() { [ "$(blockdev --getss $NBD)" = "$1" ] || fail "its blocks have $(blockdev --getss $NBD) bytes"; }
+
+# A disk with blocks of 4096 bytes: by the option of nbd-client, which asks for no block size, it is like another.
+large_blocks() {
+    local PORT=$LARGE_PORT sum kind
+    for kind in ext4 xfs; do
+        attach -C 2 -b 4096
+        blocks 4096
+        blkdiscard $NBD
+        mkfs.$kind -q $NBD
+        mkdir -p /tmp/mnt
+        mount $NBD /tmp/mnt
+        dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=200 conv=fsync 2>/dev/null
+        sum=$(md5sum </tmp/mnt/data)
+        umount /tmp/mnt
+        detach
+        attach -b 4096
+        mount $NBD /tmp/mnt
+        [ "$(md5sum </tmp/mnt/data)" = "$sum" ] || fail "the file is not as it was written"
+        umount /tmp/mnt
+        detach
+    done
+    attach -C 2 -b 4096
+    fio --name=x --filename=$NBD --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k \
+        --size=8m --fsync=64 --verify=crc32c --do_verify=1 --verify_fatal=1 >/tmp/fio.log 2>&1 ||
+        fail "$(tail -n 3 /tmp/fio.log)"
+    detach
+}
+
+# The same disk without the option: requests of 512 bytes fail, and change nothing.
+small_requests() {
+    local PORT=$LARGE_PORT sum kind
+    # The errors are in the kernel's log, so what was there before is judged here.
+    log_clean "$ENDS"
+    attach -b 4096
+    dd if=/dev/urandom of=$NBD bs=1M count=8 oflag=direct 2>/dev/null
+    sum=$(dd if=$NBD bs=1M count=8 iflag=direct 2>/dev/null | md5sum)
+    detach
+    attach
+    blocks 512
+    for kind in read write; do
+        # (busybox's dd falls back to the kernel's cache, which has whole pages)
+        ! fio --name=x --filename=$NBD --direct=1 --ioengine=psync --rw=$kind --bs=512 --offset=512 --size=512 \
+            >/tmp/fio.log 2>&1 || fail "a part of a block: the $kind has worked"
+    done
+    [ "$(dd if=$NBD bs=1M count=8 iflag=direct 2>/dev/null | md5sum)" = "$sum" ] || fail "the data have changed"
+    detach
+    dmesg | grep -q 'I/O error, dev nbd0' || fail "the kernel has seen no error"
+    log_start
 }
 
 rpc() { $RACELINE rpc "$@"; }
@@ -180,9 +234,11 @@ check ext4 120 filesystem ext4
 check xfs 120 filesystem xfs
 check fio-verify 120 verify
 check discard 60 discard
+check large-blocks 240 large_blocks
+check small-requests 60 small_requests
 check rpc-disk 120 by_rpc
 check rpc-taken 60 taken
 check rpc-grown 60 grown
 check rpc-killed 180 rpc_killed
-check kernel-log 10 log_clean 'nbd0: (Receive control failed|shutting down)'
+check kernel-log 10 log_clean "$ENDS"
 finish

@@ -208,7 +208,7 @@ fn serve_nbd(
     let places = listening.iter().map(ToString::to_string).collect();
     let noted = note(args, registry, ("nbd", way.transport), places);
     let uri = uri(&listening[0], config.tls.is_some());
-    let uses = uses(&listening[0], config.tls.is_some(), &uri, &args.name);
+    let uses = uses(&listening[0], config.tls.is_some(), &uri, (&args.name, info.block_size));
     let ready = Ready {
         ready: true,
         kind: "nbd",
@@ -309,21 +309,23 @@ fn socket_name(name: &str) -> String {
 }
 
 /// How clients get at an NBD server.
-fn uses(endpoint: &Endpoint, tls: bool, uri: &str, name: &str) -> String {
+fn uses(endpoint: &Endpoint, tls: bool, uri: &str, (name, block_size): (&str, u32)) -> String {
     let copy = format!("nbdcopy '{uri}' FILE copies it");
+    // nbd-client does not ask for the block size, and takes 512 bytes for it.
+    let block = if block_size == 512 { String::new() } else { format!(" -b {block_size}") };
     match endpoint {
         // The URI lacks the client's key or certificate, which only the client knows.
         _ if tls => format!("{uri}, for clients with a key or a certificate"),
         Endpoint::Unix(path) => {
             let path = path.display();
             format!(
-                "{copy}; `nbd-client -unix {path} /dev/nbd0 -N {name}` (root) makes it a block device"
+                "{copy}; `nbd-client -unix {path} /dev/nbd0 -N {name}{block}` (root) makes it a block device"
             )
         }
         Endpoint::Tcp(address) => {
             let (ip, port) = (address.ip(), address.port());
             format!(
-                "{copy}; `nbd-client {ip} {port} /dev/nbd0 -N {name}` (root) makes it a block device"
+                "{copy}; `nbd-client {ip} {port} /dev/nbd0 -N {name}{block}` (root) makes it a block device"
             )
         }
     }
@@ -375,10 +377,18 @@ mod tests {
     #[test]
     fn people_learn_how_to_use_the_disk() {
         let tcp = Endpoint::Tcp("127.0.0.1:10809".parse().unwrap());
-        let text = uses(&tcp, false, "nbd://127.0.0.1:10809", "disk");
+        let text = uses(&tcp, false, "nbd://127.0.0.1:10809", ("disk", 512));
         assert!(text.contains("`nbd-client 127.0.0.1 10809 /dev/nbd0 -N disk`"), "{text}");
-        let text = uses(&Endpoint::Unix("/run/x.sock".into()), false, "URI", "disk");
+        let text = uses(&tcp, false, "nbd://127.0.0.1:10809", ("disk", 4096));
+        assert!(text.contains("10809 /dev/nbd0 -N disk -b 4096`"), "{text}");
+        let unix = Endpoint::Unix("/run/x.sock".into());
+        let text = uses(&unix, false, "URI", ("disk", 512));
         assert!(text.contains("`nbd-client -unix /run/x.sock /dev/nbd0 -N disk`"), "{text}");
-        assert!(!uses(&tcp, true, "nbds://127.0.0.1:10809", "disk").contains("nbd-client"));
+        let text = uses(&unix, false, "URI", ("disk", 4096));
+        assert!(
+            text.contains("`nbd-client -unix /run/x.sock /dev/nbd0 -N disk -b 4096`"),
+            "{text}"
+        );
+        assert!(!uses(&tcp, true, "nbds://127.0.0.1:10809", ("disk", 512)).contains("nbd-client"));
     }
 }

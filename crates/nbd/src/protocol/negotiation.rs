@@ -83,7 +83,7 @@ pub enum Refused {
     /// There is no export of this name, which is cut off after 64 characters.
     #[error("it asks for the export {0:?}, which is not there")]
     Unknown(String),
-    /// The export has large blocks, and the client has not asked how large they are.
+    /// The export has large blocks, and the client has asked for all but how large they are (INFO).
     #[error("it does not ask for the block size, which is {0} bytes")]
     BlockSize(u32),
 }
@@ -342,8 +342,9 @@ impl Negotiation {
             return self.unknown(name, out, kind);
         };
         let wants = |what: u16| wanted.chunks_exact(2).any(|it| it == what.to_be_bytes());
-        // Without being asked, clients take 512 bytes for a block.
-        if !wants(info::BLOCK_SIZE) && export.block_bytes > 512 {
+        // A client that does not ask for the block size takes 512 bytes for one. Who only looks is told to ask. Who begins is let in,
+        // as by EXPORT_NAME: nbd-client does not ask and has an option for the size. A request that is no whole block is refused.
+        if kind == option::INFO && !wants(info::BLOCK_SIZE) && export.block_bytes > 512 {
             self.told = Some(Refused::BlockSize(export.block_bytes));
             let text = "requests have to be whole blocks: ask for NBD_INFO_BLOCK_SIZE";
             return answer(out, kind, option_reply::ERR_BLOCK_SIZE_REQD, text.as_bytes());
@@ -611,7 +612,7 @@ mod tests {
             (option(option::GO, &[0xff; 20]), ERR_INVALID),
             (option(option::INFO, &[0, 0, 0, 0, 0, 9]), ERR_INVALID),
             (go(option::GO, "no", &[]), ERR_UNKNOWN),
-            (go(option::GO, "large", &[]), ERR_BLOCK_SIZE_REQD),
+            (go(option::INFO, "large", &[info::NAME]), ERR_BLOCK_SIZE_REQD),
             (context(option::SET_META_CONTEXT, "disk", &[]), ERR_INVALID),
             (context(option::LIST_META_CONTEXT, "no", &[]), ERR_UNKNOWN),
             (option(option::LIST_META_CONTEXT, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]), ERR_INVALID),
@@ -621,6 +622,16 @@ mod tests {
             assert_eq!(kinds(&replies), [reply, 2, 2, 1], "{message:?}");
             assert_eq!(progress, Progress::Goes);
         }
+    }
+
+    /// nbd-client asks for no information, and has an option for the block size.
+    #[test]
+    fn who_begins_without_asking_for_large_blocks_is_let_in_and_told() {
+        let (replies, progress) = talk(&[go(option::GO, "large", &[])]);
+        assert_eq!(kinds(&replies), [3, 3, 1]);
+        assert_eq!(replies[1].1, b"\0\x03\0\0\x10\0\0\0\x10\0\x02\0\0\0");
+        let agreed = Agreement { export: 1, structured: false, allocation: false };
+        assert_eq!(progress, Progress::Begins(agreed));
     }
 
     #[test]

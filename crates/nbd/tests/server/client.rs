@@ -66,7 +66,12 @@ impl Bed {
 
     /// A connection that has begun transmission.
     pub(crate) fn client(&self, structured: bool) -> Client {
-        Client::begin(self.raw(), structured)
+        Client::begin(self.raw(), structured, &go())
+    }
+
+    /// The same for a client that does not ask for block sizes, as nbd-client.
+    pub(crate) fn careless_client(&self) -> Client {
+        Client::begin(self.raw(), false, &option(7, &[0; 6]))
     }
 
     /// A connection that negotiates nothing.
@@ -140,7 +145,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    fn begin(mut stream: UnixStream, structured: bool) -> Self {
+    fn begin(mut stream: UnixStream, structured: bool, go: &[u8]) -> Self {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(greeting, *b"NBDMAGICIHAVEOPT\0\x03");
@@ -156,7 +161,7 @@ impl Client {
                 client.contexts += 1;
             }
         }
-        client.stream.write_all(&go()).unwrap();
+        client.stream.write_all(go).unwrap();
         loop {
             let (kind, data) = client.option_reply();
             match kind {

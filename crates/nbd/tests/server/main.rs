@@ -179,6 +179,25 @@ fn what_cannot_be_is_refused_and_the_connection_lives() {
 }
 
 #[test]
+fn who_does_not_ask_for_large_blocks_does_no_harm_by_smaller_ones() {
+    const BLOCK: u32 = 4096;
+    let bed = Bed::start("ram:1M,bs=4096", Backend::Auto);
+    let mut client = bed.careless_client();
+    assert_eq!(client.bytes, 1 << 20);
+    client.write(0, &pattern(0, 2 * BLOCK as usize));
+    for (command, _) in [READ, (1, 0), TRIM, ZEROES] {
+        for (offset, len) in [(512, 512), (0, 512), (512, BLOCK), (BLOCK.into(), BLOCK + 512)] {
+            let data = vec![7; if command == 1 { len as usize } else { 0 }];
+            let error = client.call((command, 0), (offset, len), &data).error;
+            assert_eq!(error, 22, "command {command} at {offset}, {len} bytes");
+        }
+    }
+    assert!(client.read(0, 2 * BLOCK) == pattern(0, 2 * BLOCK as usize), "nothing has changed");
+    client.write(BLOCK.into(), &pattern(0, BLOCK as usize));
+    assert!(client.read(BLOCK.into(), BLOCK) == pattern(0, BLOCK as usize));
+}
+
+#[test]
 fn what_clients_have_done_is_counted() {
     for device in ["ram:1M,error=read@16-23", "file:DIR/disk,size=1M,buffered,error=read@16-23"] {
         let bed = Bed::start(device, Backend::Auto);

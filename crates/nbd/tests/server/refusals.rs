@@ -71,7 +71,7 @@ fn who_is_refused_is_named_with_the_reason() {
         ([&flags[..], &[b'x'; 16]].concat(), "instead of IHAVEOPT"),
         ([&flags[..], &option(1, b"none")].concat(), "the export \"none\""),
         ([&flags[..], &other].concat(), "the export \"none\""),
-        ([&flags[..], &option(7, &[0; 6])].concat(), "does not ask for the block size"),
+        ([&flags[..], &option(6, &[0; 6])].concat(), "does not ask for the block size"),
         ([&flags[..], &go(), &[7; 28]].concat(), "without the magic number"),
     ] {
         let (mut stream, own) = connect(address);
