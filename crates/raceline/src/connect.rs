@@ -126,7 +126,7 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
         // Threads that start from here on are as a disk needs them.
         ublk::prepare(args)?;
     }
-    log::stop_waiting();
+    log::begin_serving();
     let interrupt = Interrupt::catch_without_hangup().map_err(Failure::runtime)?;
     let (source, way) = Source::open(args)?;
     let device = source.device();

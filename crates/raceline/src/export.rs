@@ -168,7 +168,7 @@ fn export(args: &ExportArgs) -> Result<(), Failure> {
         load_rdma_libraries().map_err(Failure::runtime)?;
     }
     let sandbox = sandbox::enter_export(args, &listen)?;
-    log::stop_waiting();
+    log::begin_serving();
     let interrupt = Interrupt::catch_with_reports().map_err(Failure::runtime)?;
     open_devices(&sources, &identity, &mut devices, |device| device.path().is_none())?;
     let framework = args.accel.clone().unwrap_or_default().framework(cores.len())?;

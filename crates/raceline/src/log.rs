@@ -134,9 +134,15 @@ impl Way {
     }
 }
 
-/// From here on who logs does not wait for who reads: for programs with cores. It starts a thread, so the sandbox comes
-/// before it.
-pub(crate) fn stop_waiting() {
+/// For programs that serve until they are ended: repeated messages have a limit from here on, and who logs does not wait for who
+/// reads. It starts threads, so the sandbox comes before it.
+pub(crate) fn begin_serving() {
+    stop_waiting();
+    limit::start();
+}
+
+/// From here on who logs does not wait for who reads.
+fn stop_waiting() {
     let started = match WAY.get() {
         Some(Way::Stderr(outlet)) => outlet.start("log"),
         Some(Way::Journal(outlet)) => outlet.start("log"),

@@ -95,8 +95,7 @@ fn serve(
         );
     }
     sandbox::enter_serve(args, || Reach::of(&mut config).map_err(Failure::runtime))?;
-    log::stop_waiting();
-    log::limit::start();
+    log::begin_serving();
     let interrupt = Interrupt::catch_with_successors().map_err(Failure::runtime)?;
     let mut daemon = match predecessor {
         Some(mut predecessor) => {

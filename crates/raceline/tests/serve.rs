@@ -6,6 +6,8 @@
 mod activation;
 #[path = "serve/clock.rs"]
 mod clock;
+#[path = "serve/disks.rs"]
+mod disks;
 #[path = "serve/logged.rs"]
 mod logged;
 #[path = "serve/memory.rs"]

@@ -38,7 +38,7 @@ static LIMITER: LazyLock<Limiter> = LazyLock::new(Limiter::default);
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// Starts the thread of the summaries; from then on there is a limit.
-pub(crate) fn start() {
+pub(super) fn start() {
     let summaries = || {
         loop {
             for (count, time, example) in LIMITER.wait_for_due() {
