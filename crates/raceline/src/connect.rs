@@ -6,6 +6,7 @@ mod queues;
 mod registry;
 mod tls;
 mod ublk;
+mod units;
 mod vhost;
 
 use std::path::PathBuf;
@@ -250,7 +251,7 @@ fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
     let access = if ready.read_only { ", read only" } else { "" };
     let size = ByteSize(*bytes);
     shell::note(&format!("a disk of {size} in blocks of {block_size} bytes{access}: {uses}"));
-    shell::note(&format!("`raceline disconnect -d {device}` ends it"));
+    shell::note(&units::ends(device, units::unit_of(std::process::id()).as_deref()));
     let line = serde_json::to_string(ready).map_err(Failure::runtime)?;
     shell::print(format!("{line}\n").as_bytes())?;
     serve::tell(&[NotifyState::Ready]);

@@ -6,8 +6,8 @@ use raceline_control::client::{Address, DEFAULT_SOCKET, PACKAGED_SOCKET};
 use raceline_host::Transport;
 use serde_json::{Value, json};
 
-use super::registry::{Entry, Registry};
-use super::ublk;
+use super::registry::{Entry, Found, Registry};
+use super::{ublk, units};
 use crate::cli::connect::DisconnectArgs;
 use crate::failure::Failure;
 use crate::manage::{self, Daemon};
@@ -50,7 +50,7 @@ pub(crate) fn disconnect(args: &DisconnectArgs) -> Result<(), Failure> {
 }
 
 /// Nothing was meant by the options. `controllers` are those of the daemon that was asked.
-fn nothing(running: &[Entry], controllers: Option<Vec<String>>) -> Failure {
+fn nothing(running: &[Found], controllers: Option<Vec<String>>) -> Failure {
     let of_daemon = match controllers {
         Some(_) => "no such controller of the daemon".to_owned(),
         None => format!(
@@ -58,7 +58,7 @@ fn nothing(running: &[Entry], controllers: Option<Vec<String>>) -> Failure {
              -s or RACELINE_RPC_SOCKET"
         ),
     };
-    let places = running.iter().flat_map(|entry| entry.places.clone());
+    let places = running.iter().flat_map(|found| &found.entry.places).map(|it| printable(it));
     let known: Vec<String> = places.chain(controllers.into_iter().flatten()).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     Failure::runtime(format!(
@@ -82,22 +82,26 @@ impl Run<'_> {
         }
     }
 
-    fn disks(&mut self, registry: &Registry, running: &[Entry]) {
-        for entry in running.iter().filter(|entry| self.args.means_disk(entry)) {
-            let force = self.args.end.force;
+    fn disks(&mut self, registry: &Registry, running: &[Found]) {
+        for found in running.iter().filter(|found| self.args.means_disk(&found.entry)) {
+            let (entry, force) = (&found.entry, self.args.end.force);
+            let unit = units::unit_of(entry.pid);
             let unused = if force { Ok(()) } else { ublk::check_unused(entry) };
-            let ended = unused.and_then(|()| registry.end(entry, END_TIME));
+            let ended = unused.and_then(|()| registry.end(found, END_TIME));
             match ended.and_then(|()| ublk::remove_left(entry, force)) {
                 Ok(()) => {
-                    println!("disconnected {}", entry.places.join(" "));
+                    println!("disconnected {}", printable(&entry.places.join(" ")));
                     self.ended += 1;
+                    if let Some(unit) = unit {
+                        shell::note(&units::afterwards(&unit));
+                    }
                 }
                 Err(failure) => self.failed(failure),
             }
         }
         // A block device outlives its process.
         for place in &self.args.device {
-            if running.iter().any(|entry| entry.places.contains(place)) {
+            if running.iter().any(|found| found.entry.places.contains(place)) {
                 continue;
             }
             match ublk::remove_orphan(place) {

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
+use super::units;
 use crate::failure::Failure;
 
 /// How often it looks whether a process has ended.
@@ -19,6 +20,12 @@ pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a command waits for another one that uses the folder. Each uses it for as long as it takes to read or write small
 /// files.
 const TURN_TIME: Duration = Duration::from_secs(10);
+
+/// The same for the folder of a unit, whose user may hold others up.
+const UNIT_TURN_TIME: Duration = Duration::from_secs(1);
+
+/// Most notes of the folder of a unit that are read; a unit has one disk.
+const MAX_UNIT_NOTES: usize = 64;
 
 /// What the kernel shows of locks on files.
 const LOCKS: &str = "/proc/locks";
@@ -37,9 +44,21 @@ pub(super) struct Entry {
     pub(super) places: Vec<String>,
 }
 
-/// The folder.
+/// An entry of a disk that runs, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) entry: Entry,
+    path: PathBuf,
+    /// Who has noted it down.
+    owner: u32,
+}
+
+/// The folder of this user, or of the unit that this process runs in; and the folders of other units.
 pub(super) struct Registry {
     dir: PathBuf,
+    uid: u32,
+    /// Where the folders of units are.
+    run: PathBuf,
 }
 
 /// An entry while its process runs: the file is locked, and removed in the end.
@@ -56,18 +75,21 @@ impl Drop for Noted {
 }
 
 impl Registry {
-    /// `/run/raceline-disks` for root (`/run/raceline` is the service's), else `raceline` in the runtime directory of the session, else a folder in /tmp.
+    /// The folder of the unit if this process runs in one of raceline-disk@.service, whose /tmp nobody else sees. Else
+    /// `/run/raceline-disks` for root (`/run/raceline` is the service's), else `raceline` in the runtime directory of the
+    /// session, else a folder in /tmp.
     pub(super) fn of_this_user() -> Result<Self, Failure> {
         let uid = rustix::process::geteuid().as_raw();
-        let dir = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        let of_session = || match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
             _ if uid == 0 => PathBuf::from("/run/raceline-disks"),
             Some(dir) if dir.is_absolute() => dir.join("raceline"),
             _ => PathBuf::from(format!("/tmp/raceline-{uid}")),
         };
-        Self::at(dir, uid)
+        let dir = units::own_folder().unwrap_or_else(of_session);
+        Self::at(dir, uid, PathBuf::from(units::RUN))
     }
 
-    fn at(dir: PathBuf, uid: u32) -> Result<Self, Failure> {
+    fn at(dir: PathBuf, uid: u32, run: PathBuf) -> Result<Self, Failure> {
         let failed = |error: io::Error| {
             Failure::runtime(format!(
                 "cannot use {} for the sockets of disks: {error}",
@@ -85,7 +107,7 @@ impl Registry {
                 dir.display()
             )));
         }
-        Ok(Self { dir })
+        Ok(Self { dir, uid, run })
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -151,46 +173,83 @@ impl Registry {
         }
     }
 
-    /// The disks that run. Files of processes that were killed are removed.
-    pub(super) fn running(&self) -> Result<Vec<Entry>, Failure> {
+    /// The disks that run, those of units included. Files of processes that were killed are removed from the folder of this user.
+    pub(super) fn running(&self) -> Result<Vec<Found>, Failure> {
         let failed = |error: io::Error| {
             Failure::runtime(format!("cannot read {}: {error}", self.dir.display()))
         };
-        let mut entries = Vec::new();
-        let _turn = self.take_turn().map_err(failed)?;
-        for found in fs::read_dir(&self.dir).map_err(failed)? {
-            let path = found.map_err(failed)?.path();
-            let is_entry = path.file_name().is_some_and(|name| {
-                let name = name.to_string_lossy();
-                name.starts_with("disk-") && name.ends_with(".json")
-            });
-            if !is_entry {
+        let mut all = self.running_here().map_err(failed)?;
+        for (dir, owner) in units::folders(&self.run, self.uid) {
+            if dir == self.dir {
                 continue;
             }
+            let folder = Self { dir, uid: owner, run: self.run.clone() };
+            match folder.running_in_unit() {
+                Ok(more) => all.extend(more),
+                Err(error) => {
+                    tracing::warn!("disks of {} are passed over: {error}", folder.dir.display());
+                }
+            }
+        }
+        all.sort_by_key(|found| found.entry.pid);
+        Ok(all)
+    }
+
+    /// The files of the folder that are notes by their names.
+    fn notes(&self) -> io::Result<Vec<PathBuf>> {
+        let is_note = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with("disk-") && name.ends_with(".json")
+            })
+        };
+        let paths = fs::read_dir(&self.dir)?.map(|found| found.map(|found| found.path()));
+        paths.filter(|path| path.as_ref().map_or(true, is_note)).collect()
+    }
+
+    /// Those of the folder of this user.
+    fn running_here(&self) -> io::Result<Vec<Found>> {
+        let mut all = Vec::new();
+        let _turn = self.take_turn()?;
+        for path in self.notes()? {
             // It may end meanwhile.
             let Ok(file) = File::open(&path) else { continue };
             if is_free(&file) {
                 let _ = fs::remove_file(&path);
             } else if let Ok(entry) = serde_json::from_reader(&file) {
-                entries.push(entry);
+                all.push(Found { entry, path, owner: self.uid });
             }
         }
-        entries.sort_by_key(|entry: &Entry| entry.pid);
-        Ok(entries)
+        Ok(all)
+    }
+
+    /// Those of the folder of a unit. Nothing is changed there.
+    fn running_in_unit(&self) -> io::Result<Vec<Found>> {
+        let owner = self.uid;
+        let _turn = self.take_turn_within(UNIT_TURN_TIME)?;
+        let found = |path: PathBuf| {
+            let file = units::open_note(&path, owner).ok().filter(|file| !is_free(file))?;
+            let entry = units::read_note(&file, &path, owner)?;
+            Some(Found { entry, path, owner })
+        };
+        Ok(self.notes()?.into_iter().take(MAX_UNIT_NOTES).filter_map(found).collect())
     }
 
     /// Asks a process to end, and waits until it has.
-    pub(super) fn end(&self, entry: &Entry, time: Duration) -> Result<(), Failure> {
-        let path = self.dir.join(format!("disk-{}.json", entry.pid));
-        let Ok(file) = File::open(&path) else { return Ok(()) };
-        // Its lock shows that the process of this number is the one that has written the file.
+    pub(super) fn end(&self, found: &Found, time: Duration) -> Result<(), Failure> {
+        let Found { entry, path, owner } = found;
+        let Ok(file) = units::open_note(path, *owner) else { return Ok(()) };
+        // Its lock shows that the process of this number is the one that has written the file, unless another user lies.
         let pid = i32::try_from(entry.pid).ok().and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|_| !is_free(&file)) else { return Ok(()) };
-        match kill_process(pid, Signal::TERM) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => {
-                return Err(Failure::runtime(format!("cannot end process {}: {error}", entry.pid)));
-            }
+        let asked = match *owner == self.uid {
+            true => kill_process(pid, Signal::TERM).map_err(io::Error::from),
+            false => units::terminate(pid, *owner),
+        };
+        if let Err(error) = asked
+            && error.raw_os_error() != Some(Errno::SRCH.raw_os_error())
+        {
+            return Err(Failure::runtime(format!("cannot end process {}: {error}", entry.pid)));
         }
         let end = Instant::now() + time;
         while !is_free(&file) {
@@ -242,12 +301,111 @@ mod tests {
 
     use super::*;
 
+    /// A user that is not root.
+    const OTHER: u32 = 65_534;
+
+    /// A folder in this one, which is where the folders of units are, too.
+    fn registry(dir: &Path) -> Registry {
+        let uid = rustix::process::geteuid().as_raw();
+        Registry::at(dir.join("raceline"), uid, dir.to_owned()).unwrap()
+    }
+
+    fn entries(registry: &Registry) -> Vec<Entry> {
+        registry.running().unwrap().into_iter().map(|found| found.entry).collect()
+    }
+
+    fn entry_of(pid: u32, place: &str) -> Entry {
+        let places = vec![place.to_owned()];
+        Entry { pid, kind: "nbd".into(), nqn: None, transport: None, places }
+    }
+
+    /// The folder of a unit of this user.
+    fn unit(dir: &Path, owner: u32) -> Registry {
+        let path = dir.join(format!("raceline-disk-{owner}"));
+        DirBuilder::new().mode(0o750).create(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(owner), None).unwrap();
+        Registry::at(path, owner, dir.to_owned()).unwrap()
+    }
+
+    fn note(unit: &Registry, entry: &Entry) -> Noted {
+        let noted = unit.add(entry).unwrap();
+        std::os::unix::fs::chown(&noted.path, Some(unit.uid), None).unwrap();
+        noted
+    }
+
+    fn sleeper(user: u32) -> std::process::Child {
+        use std::os::unix::process::CommandExt as _;
+        std::process::Command::new("sleep").arg("600").uid(user).spawn().unwrap()
+    }
+
+    #[test]
+    fn disks_of_units_are_found_where_units_note_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let unit = unit(dir.path(), registry.uid);
+        let mut child = sleeper(registry.uid);
+        let entry = entry_of(child.id(), "/run/raceline-disk-a/disk.sock");
+        let _noted = note(&unit, &entry);
+        fs::write(unit.dir().join("disk-7.json"), "left over, without a lock").unwrap();
+        let found = registry.running().unwrap();
+        assert_eq!(found.iter().map(|it| &it.entry).collect::<Vec<_>>(), [&entry]);
+        assert!(unit.dir().join("disk-7.json").exists(), "nothing is changed there");
+        assert_eq!(entries(&unit), [entry], "it sees its own folder once");
+        // This test has the lock and goes on.
+        let error = registry.end(&found[0], Duration::from_millis(50)).unwrap_err();
+        assert!(error.message.contains("has not ended"), "{}", error.message);
+        use std::os::unix::process::ExitStatusExt as _;
+        assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    }
+
+    #[test]
+    fn root_believes_no_user_what_that_user_could_not_do_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        if registry.uid != 0 {
+            println!("SKIPPED: only root can be another user");
+            return;
+        }
+        let unit = unit(dir.path(), OTHER);
+        let (mut own, mut roots) = (sleeper(OTHER), sleeper(0));
+        let _noted = [own.id(), roots.id()].map(|pid| note(&unit, &entry_of(pid, "/a")));
+        // No other user has disks below /dev, or speaks for the note of another process.
+        let _device = note(&unit, &entry_of(1_000_001, "/dev/ublkb3"));
+        let _ublk = note(&unit, &Entry { kind: "ublk".into(), ..entry_of(1_000_002, "/b") });
+        let other = note(&unit, &entry_of(1_000_003, "/c"));
+        fs::rename(&other.path, unit.dir().join("disk-1.json")).unwrap();
+        // Neither a link nor a pipe is opened.
+        std::os::unix::fs::symlink("disk-1.json", unit.dir().join("disk-2.json")).unwrap();
+        let pipe = unit.dir().join("disk-3.json");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+
+        let found = registry.running().unwrap();
+        let mut pids = [own.id(), roots.id()];
+        pids.sort_unstable();
+        assert_eq!(found.iter().map(|it| it.entry.pid).collect::<Vec<_>>(), pids);
+        for found in &found {
+            let error = registry.end(found, Duration::from_millis(50)).unwrap_err().message;
+            let is_own = found.entry.pid == own.id();
+            assert_eq!(error.contains("does not belong to user 65534"), !is_own, "{error}");
+        }
+        use std::os::unix::process::ExitStatusExt as _;
+        assert_eq!(own.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+        assert!(roots.try_wait().unwrap().is_none(), "the process of root was ended");
+        roots.kill().unwrap();
+        roots.wait().unwrap();
+        // A user that holds the folder keeps nobody from the other disks.
+        let _turn = unit.take_turn().unwrap();
+        let own = registry.add(&entry_of(7, "/d")).unwrap();
+        assert_eq!(entries(&registry), [entry_of(7, "/d")]);
+        drop(own);
+    }
+
     #[test]
     fn a_disk_that_is_noted_down_while_others_look_is_found() {
         const ROUNDS: usize = 5000;
         let dir = tempfile::tempdir().unwrap();
-        let uid = rustix::process::geteuid().as_raw();
-        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let registry = registry(dir.path());
         let entry =
             Entry { pid: 7, kind: "nbd".into(), nqn: None, transport: None, places: Vec::new() };
         let is_over = AtomicBool::new(false);
@@ -269,14 +427,13 @@ mod tests {
         // What a killed process of the same number has left is no hindrance.
         fs::write(registry.dir().join("disk-7.json"), "left").unwrap();
         let _noted = registry.add(&entry).unwrap();
-        assert_eq!(registry.running().unwrap(), [entry]);
+        assert_eq!(entries(&registry), [entry]);
     }
 
     #[test]
     fn a_folder_that_stays_locked_is_named_with_who_has_locked_it() {
         let dir = tempfile::tempdir().unwrap();
-        let uid = rustix::process::geteuid().as_raw();
-        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let registry = registry(dir.path());
         let turn = registry.take_turn().unwrap();
         let began = Instant::now();
         let error = registry.take_turn_within(Duration::from_millis(50)).unwrap_err();
@@ -314,8 +471,7 @@ mod tests {
     #[test]
     fn what_runs_is_listed_and_what_is_gone_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
-        let uid = rustix::process::geteuid().as_raw();
-        let registry = Registry::at(dir.path().join("raceline"), uid).unwrap();
+        let registry = registry(dir.path());
         let entry = Entry {
             pid: std::process::id(),
             kind: "nbd".into(),
@@ -326,13 +482,13 @@ mod tests {
         let noted = registry.add(&entry).unwrap();
         fs::write(registry.dir().join("disk-999.json"), "{}").unwrap();
         fs::write(registry.dir().join("disk-x.sock"), "").unwrap();
-        assert_eq!(registry.running().unwrap(), [entry]);
+        assert_eq!(entries(&registry), [entry]);
         assert!(!registry.dir().join("disk-999.json").exists());
         drop(noted);
         assert!(registry.running().unwrap().is_empty());
         use std::os::unix::fs::PermissionsExt as _;
         fs::set_permissions(registry.dir(), fs::Permissions::from_mode(0o777)).unwrap();
-        let refused = Registry::at(registry.dir().to_owned(), uid);
+        let refused = Registry::at(registry.dir().to_owned(), registry.uid, registry.run.clone());
         assert!(refused.err().unwrap().message.contains("others could take the place"));
     }
 }
