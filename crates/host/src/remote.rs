@@ -297,6 +297,12 @@ impl RemoteNamespace {
         self.remote.maps
     }
 
+    /// Why the controller was given up, if it was: from then on every request fails.
+    #[must_use]
+    pub fn failure(&self) -> Option<HostError> {
+        self.remote.admin.failure()
+    }
+
     /// Where the controller is.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

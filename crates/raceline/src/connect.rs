@@ -12,7 +12,7 @@ mod vhost;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use raceline_bdev::{ByteSize, Identity, SharedBdev};
+use raceline_bdev::{Bdev as _, ByteSize, Identity, SharedBdev};
 use raceline_host::{RemoteNamespace, Transport};
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
@@ -99,6 +99,18 @@ impl Source {
             Self::Device(device) => Arc::clone(device),
         }
     }
+
+    /// Whether its controller is there, or may still come back: one that was given up never does in this process. (A session of
+    /// a logical unit is never given up.)
+    fn check(&self) -> Result<(), Failure> {
+        let Self::Namespace(namespace) = self else { return Ok(()) };
+        let Some(error) = namespace.failure() else { return Ok(()) };
+        Err(Failure::runtime(format!(
+            "{}: the controller was given up ({error}), and every request fails: this process ends. The same command line makes \
+             the disk anew once the controller can be reached; with --ctrl-loss-tmo -1, I/O waits for it instead",
+            namespace.info().name
+        )))
+    }
 }
 
 fn open_device(device: &Device) -> Result<SharedBdev, Failure> {
@@ -130,11 +142,10 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
     log::begin_serving();
     let interrupt = Interrupt::catch_without_hangup().map_err(Failure::runtime)?;
     let (source, way) = Source::open(args)?;
-    let device = source.device();
     let ended = match args.kind {
-        DiskKind::Nbd => serve_nbd(args, (&device, way), &registry, &interrupt),
-        DiskKind::Ublk => ublk::serve(args, (&device, way), &registry, &interrupt),
-        DiskKind::VhostUser => vhost::serve(args, (&device, way), &registry, &interrupt),
+        DiskKind::Nbd => serve_nbd(args, (&source, way), &registry, &interrupt),
+        DiskKind::Ublk => ublk::serve(args, (&source, way), &registry, &interrupt),
+        DiskKind::VhostUser => vhost::serve(args, (&source, way), &registry, &interrupt),
     };
     if let Source::Namespace(namespace) = &source {
         namespace.disconnect();
@@ -180,15 +191,16 @@ fn check(args: &DiskArgs) -> Result<(), Failure> {
 
 fn serve_nbd(
     args: &DiskArgs,
-    (device, way): (&SharedBdev, Way),
+    (source, way): (&Source, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let device = source.device();
     let info = device.info();
     let export = Export {
         name: args.name.clone(),
         description: info.name.clone(),
-        device: Arc::clone(device),
+        device,
         read_only: args.read_only,
     };
     let mut endpoints: Vec<Endpoint> =
@@ -222,7 +234,7 @@ fn serve_nbd(
         zero_copy: None,
         pid: std::process::id(),
     };
-    let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
+    let ended = print(&ready, &uses).and_then(|()| wait(source, &server, interrupt));
     server.stop();
     drop(noted);
     ended
@@ -260,23 +272,25 @@ fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
 
 /// Waits for a signal that requests the end. Clients that connect learn the size that the device has then; NBD has no
 /// way to tell those that are connected.
-fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    wait_with(device, interrupt, || match server.is_running() {
+fn wait(source: &Source, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+    wait_with(source, interrupt, || match server.is_running() {
         true => Ok(()),
         false => Err(Failure::runtime("a core of the NBD server has ended; the log says why")),
     })
 }
 
 /// Waits for a signal that requests the end, and follows the size of the device. `look` looks once a second at least whether the
-/// disk is there. systemd learns that the process goes on, and when it begins to end.
+/// disk is there. It is an error, too, when the controller was given up: a service manager starts the program again then. systemd
+/// learns that the process goes on, and when it begins to end.
 fn wait_with(
-    device: &SharedBdev,
+    source: &Source,
     interrupt: &Interrupt,
     mut look: impl FnMut() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let _sizes = Following::start(Arc::clone(device))?;
+    let _sizes = Following::start(source.device())?;
     let mut watchdog = Watchdog::new();
     while interrupt.wait(watchdog.interval()).is_none() {
+        source.check()?;
         look()?;
         watchdog.look();
     }

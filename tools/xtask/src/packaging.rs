@@ -100,7 +100,8 @@ fn verify(root: &Path, unit: &str) -> Result<()> {
     Ok(())
 }
 
-/// The unit of a disk is started again for ever: a target that refuses a few connections, as one that starts does, ends it else.
+/// The unit of a disk is started again for ever: a target that refuses a few connections, as one that starts does, ends it else. Its
+/// I/O waits for a target that is away.
 fn lasts(unit: &str) -> Result<()> {
     let mut section = "";
     let mut settings = BTreeSet::new();
@@ -117,6 +118,19 @@ fn lasts(unit: &str) -> Result<()> {
     let restarts = ["Restart=always", "Restart=on-failure"];
     let starts_again = restarts.iter().any(|line| settings.contains(&("[Service]", line)));
     ensure!(starts_again, "[Service] has none of {}", restarts.join(", "));
+    // The options of the file come after it, and the last one counts.
+    let waits = settings.iter().any(|(section, line)| {
+        let words = line.strip_prefix("ExecStart=").unwrap_or_default();
+        *section == "[Service]"
+            && words.contains(" connect ")
+            && words
+                .split_once(" -l -1 ")
+                .is_some_and(|(_, rest)| rest.contains("$RACELINE_DISK_OPTIONS"))
+    });
+    ensure!(
+        waits,
+        "ExecStart has no -l -1 before the options: I/O fails when the target is away for 30 s"
+    );
     Ok(())
 }
 
@@ -211,14 +225,19 @@ mod tests {
     #[test]
     fn a_unit_of_a_disk_is_started_again_for_ever() {
         let unit = |head: &str, body: &str| format!("[Unit]\n{head}\n\n[Service]\n{body}\n");
-        let (limit, restart) = ("StartLimitIntervalSec=0", "Restart=on-failure");
+        let start = |options: &str| {
+            format!("Restart=on-failure\nExecStart=/usr/bin/raceline connect {options}")
+        };
+        let (limit, restart) = ("StartLimitIntervalSec=0", &*start("-l -1 $RACELINE_DISK_OPTIONS"));
         lasts(&unit(limit, restart)).unwrap();
         for (head, body) in [
             ("", restart),
             ("#StartLimitIntervalSec=0", restart),
             ("StartLimitIntervalSec=05", restart),
             (limit, ""),
-            (limit, "Restart=no"),
+            (limit, &restart.replace("on-failure", "no")),
+            (limit, &start("$RACELINE_DISK_OPTIONS")),
+            (limit, &start("$RACELINE_DISK_OPTIONS -l -1 ")),
         ] {
             lasts(&unit(head, body)).unwrap_err();
         }

@@ -309,6 +309,20 @@ impl HostService {
         }
     }
 
+    /// The last path is given up. While the controller is connected for the first time, its user learns that from the result.
+    fn log_end(&self, path: PathId, error: &HostError) {
+        let now = self.state.get();
+        let Some(LinkPath { config, .. }) = now.path(path) else { return };
+        if self.started.is_none() && !self.failed {
+            let HostConfig { subnqn: nqn, address, .. } = &**config;
+            tracing::error!(
+                event = "path", %nqn, %address, %error,
+                "the last path to the controller is given up, and all its I/O fails: end what uses it and connect anew; a \
+                 longer ctrl_loss_tmo (-1: for ever) has I/O wait instead"
+            );
+        }
+    }
+
     /// Of several paths, one that comes up at first is enough. If all have failed, nobody waits for more.
     fn handle_start_failure(&mut self, cx: &mut Context<'_>) {
         if self.started.is_some()
@@ -330,6 +344,9 @@ impl HostService {
             });
         });
         let count = self.state.get().paths.len();
+        if self.paths.count() == 0 {
+            self.log_end(path, &error);
+        }
         if self.paths.count() > 0 {
             tracing::warn!(event = "path", %path, %error, "a path is given up");
         } else if count == 1 || self.started.is_some() {

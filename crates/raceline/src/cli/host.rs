@@ -113,9 +113,9 @@ pub(crate) struct AddressArgs {
     #[arg(default_value = "5", value_parser = values::time)]
     pub(crate) keep_alive: Duration,
 
-    /// Seconds for which a lost connection is tried again, -1 for ever
+    /// Seconds for which a lost connection is tried again, -1 for ever; given twice, the last one counts
     #[arg(short = 'l', long = "ctrl-loss-tmo", value_name = "SECONDS", help_heading = "Host")]
-    #[arg(default_value_t = 30, allow_negative_numbers = true)]
+    #[arg(default_value_t = 30, allow_negative_numbers = true, overrides_with = "ctrl_loss_tmo")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=86_400))]
     pub(crate) ctrl_loss_tmo: i64,
 

@@ -9,7 +9,7 @@ use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
 use super::disconnect::END_TIME;
 use super::registry::{Entry, LOOK_INTERVAL, Registry};
-use super::{Ready, Way, note, print, wait_with};
+use super::{Ready, Source, Way, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
@@ -35,12 +35,13 @@ pub(super) fn prepare(args: &DiskArgs) -> Result<(), Failure> {
 /// Serves the disk until a signal.
 pub(super) fn serve(
     args: &DiskArgs,
-    (device, way): (&SharedBdev, Way),
+    (source, way): (&Source, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let device = source.device();
     let info = device.info();
-    let mut config = DiskConfig::new(Arc::clone(device), mark(args, device));
+    let mut config = DiskConfig::new(Arc::clone(&device), mark(args, &device));
     config.id = args.ublk_id;
     config.cores = way.cores;
     config.mode = args.mode.into();
@@ -68,7 +69,7 @@ pub(super) fn serve(
     };
     let copied = if disk.is_zero_copy() { ", to which data go without a copy" } else { "" };
     let uses = format!("it is the block device {place}{copied}");
-    let ended = print(&ready, &uses).and_then(|()| wait(device, &mut disk, interrupt));
+    let ended = print(&ready, &uses).and_then(|()| wait(source, &mut disk, interrupt));
     let stopped = match disk.end() {
         Ok(Ended::Removed) => Ok(()),
         Ok(Ended::Left(user)) => {
@@ -100,9 +101,9 @@ fn left(place: &str, user: User, command: &[String]) -> String {
 }
 
 /// Waits for a signal that requests the end. The disk gets the size that the device has.
-fn wait(device: &SharedBdev, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
+fn wait(source: &Source, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
     let place = disk.path();
-    wait_with(device, interrupt, || {
+    wait_with(source, interrupt, || {
         if !disk.is_running() {
             return Err(Failure::runtime(format!(
                 "{place} has ended, was removed by another program, or the kernel has refused a command of it; the log may \

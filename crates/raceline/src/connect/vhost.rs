@@ -1,10 +1,9 @@
 //! A disk for a virtual machine: vhost-user-blk at a socket.
 
-use raceline_bdev::SharedBdev;
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
 use super::registry::Registry;
-use super::{Ready, Way, default_socket, note, print, wait_with};
+use super::{Ready, Source, Way, default_socket, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -15,13 +14,14 @@ const SERIAL_LEN: usize = 20;
 /// Serves the disk until a signal.
 pub(super) fn serve(
     args: &DiskArgs,
-    (device, way): (&SharedBdev, Way),
+    (source, way): (&Source, Way),
     registry: &Registry,
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
+    let device = source.device();
     let info = device.info();
     let socket = args.socket.clone().unwrap_or_else(|| default_socket(args, registry));
-    let mut config = ServerConfig::new(device.clone(), socket);
+    let mut config = ServerConfig::new(device, socket);
     config.read_only = args.read_only;
     config.queues = args.queues;
     config.serial = args.serial.clone().unwrap_or_else(|| serial(&info.uuid));
@@ -47,15 +47,15 @@ pub(super) fn serve(
         "QEMU uses it by -chardev socket,id=disk0,path={place} -device vhost-user-blk-pci,chardev=disk0, cloud-hypervisor by \
          --disk vhost_user=true,socket={place}, both with memory that is shared"
     );
-    let ended = print(&ready, &uses).and_then(|()| wait(device, &server, interrupt));
+    let ended = print(&ready, &uses).and_then(|()| wait(source, &server, interrupt));
     server.stop();
     drop(noted);
     ended
 }
 
 /// Waits for a signal that requests the end. A guest learns when the device has another size.
-fn wait(device: &SharedBdev, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    wait_with(device, interrupt, || {
+fn wait(source: &Source, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
+    wait_with(source, interrupt, || {
         if !server.is_running() {
             let text = "a core of the vhost-user server has ended; the log says why";
             return Err(Failure::runtime(text));

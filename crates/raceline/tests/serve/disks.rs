@@ -1,14 +1,33 @@
-//! Disks and exports that run for long: noisy peers in the log.
+//! Disks and exports that run for long: a controller that is given up, and noisy peers in the log.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use crate::support::{Disk, Export};
+use crate::support::{Disk, Export, Scratch};
 
 /// How many messages about one peer a place in the program shows in 10 s (src/log/limit.rs).
 const SHOWN: usize = 5;
 /// How many times a peer does the same.
 const ROUNDS: usize = 25;
+
+#[test]
+fn a_disk_whose_controller_is_given_up_ends_with_an_error() {
+    for kind in ["nbd", "vhost-user"] {
+        let folder = Scratch::new();
+        let socket = folder.path("disk.sock");
+        let target = Export::start(&["ram:4M"]);
+        // A unit has the first of the two numbers, and its options the second.
+        let words = ["--as", kind, "--socket", &socket, "-l", "-1", "-l", "1", "-c", "1"];
+        let disk = Disk::start(&target.host(&words));
+        drop(target);
+        let (code, people) = disk.finish();
+        assert_eq!(code, Some(1), "{kind}: {people}");
+        let logged = "the last path to the controller is given up, and all its I/O fails";
+        let said =
+            "every request fails: this process ends. The same command line makes the disk anew";
+        assert!(people.contains(logged) && people.contains(said), "{kind}: {people}");
+    }
+}
 
 /// How often a text for users has a message.
 fn count(people: &str, message: &str) -> usize {

@@ -165,14 +165,21 @@ impl Disk {
     }
 
     /// Ends it by `raceline disconnect`, and gives its text for users.
-    pub(crate) fn disconnect(mut self) -> String {
+    pub(crate) fn disconnect(self) -> String {
         let ended = run(&["disconnect", "-d", self.ready["device"].as_str().unwrap()]);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let (code, people) = self.finish();
+        assert_eq!(code, Some(0), "{people}");
+        people
+    }
+
+    /// Waits for its end; gives its exit code and its text for users.
+    pub(crate) fn finish(mut self) -> (Option<i32>, String) {
         let code = wait(&mut self.child);
         let people = self.people.take().unwrap().join().unwrap();
         let people = String::from_utf8_lossy(&people).into_owned();
-        assert!(code == Some(0) && !people.contains("panicked"), "{code:?}: {people}");
-        people
+        assert!(!people.contains("panicked"), "{people}");
+        (code, people)
     }
 }
 
