@@ -259,7 +259,7 @@ class Run:
             page = Page(browser, self.url)
             page.live()
             self.judge(page)
-            for name in ["keyboard", "namespaces", "looks", "axe", "changes", "dialogs", "by_tab", "tree", "typed", "exports", "heat", "quiet"]:
+            for name in ["keyboard", "namespaces", "looks", "axe", "batches", "changes", "dialogs", "by_tab", "tree", "typed", "exports", "heat", "quiet"]:
                 if name != "axe" or self.axe_file:
                     self.check(name, lambda: getattr(self, name)(page))
             page.close()
@@ -378,6 +378,18 @@ class Run:
         if seen:
             raise RuntimeError("; ".join(seen))
         return f"no violation, in {len(VIEWS)} views and the token's form, light and dark; it finds {' and '.join(WRONG_RULES)}"
+
+    def batches(self, page):
+        """More calls than the daemon takes in a batch, and what it says of such a batch."""
+        calls = 1300
+        got = page.js(f"""post(Array.from({{ length: {calls} }}, (_, at) => at % 2 ? ["log_get_level"] : ["bdev_get_bdevs", {{ name: "null0000" }}]))
+            .then((answers) => answers.filter((it, at) => at % 2 ? it.result === "NOTICE" : it.result[0].name === "null0000").length)""")
+        if got != calls:
+            raise RuntimeError(f"{got} of {calls} calls were answered")
+        said = page.js("batch(Array(1025).fill(['log_get_level'])).then(() => 'nothing', (error) => error.message)")
+        if "one batch may have 1024" not in said:
+            raise RuntimeError(f"the page says of a batch that is refused: {said}")
+        return f"{calls} calls are answered in their order; of a batch that is refused, the daemon's own sentence is shown"
 
     def changes(self, page):
         if page.js("document.querySelectorAll('#actions button, #body button').length") != 0:
