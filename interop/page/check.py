@@ -404,8 +404,12 @@ class Run:
             page.js("theme('auto')")
             if seen:
                 raise RuntimeError("; ".join(seen))
+        [before] = self.rpc([("raceline_get_events", {"since": 2 ** 64 - 1})])
         self.fill(page, token=self.token)
         page.wait("document.querySelectorAll('#actions button').length === 1 && !document.getElementById('dialog').open")
+        [after] = self.rpc([("raceline_get_events", {"since": before["next"]})])
+        if made := [event for event in after["events"] if event["kind"] == "change"]:
+            raise RuntimeError(f"to unlock changes has changed something: {made}")
         page.js("show('devices')")
         self.form(page, "document.querySelector('#actions button').click()", kind="null", name="made", size="64M")
         self.closed(page)
