@@ -29,13 +29,17 @@ QUIET_LOAD = 0.5
 USABLE_TIMES = 3
 CPU_TIMES = 2
 LOAD = os.getloadavg()[0] / (os.cpu_count() or 1)
-# Updates of a week that is simulated, looks at its memory, and how often its daemon is started anew between two looks.
-# Browsers call a page that is in the background once a minute, and one that is seen once a second. A week in the background has
-# 10,080 updates (PAGE_WEEK_UPDATES=1680), and one in view 604,800 (PAGE_WEEK_UPDATES=100800).
+# Looks at the memory of a page whose time a script makes pass, updates between two of them, and how often its daemon is started anew
+# between two. Browsers call a page that is in the background once a minute, and one that is seen once a second. By default the
+# page has 15 hours in the background; a week in the background has 10,080 updates (PAGE_WEEK_UPDATES=1680), and one in view
+# 604,800 (PAGE_WEEK_UPDATES=100800).
 WEEK_LOOKS = 6
 WEEK_UPDATES = int(os.environ.get("PAGE_WEEK_UPDATES", "150"))
 WEEK_UPDATE_S = 60 if WEEK_UPDATES * WEEK_LOOKS <= 7 * 24 * 60 else 1
 WEEK_RESTARTS = 3
+# What this is for the page, which the check has as its name.
+WEEK_HOURS = WEEK_LOOKS * WEEK_UPDATES * WEEK_UPDATE_S // 3600
+WEEK_NAME = "a-week" if WEEK_HOURS == 7 * 24 else f"{WEEK_HOURS}-hours"
 # Updates of it that one wait has time for.
 WEEK_STEP = 500
 LEAK_BYTES = 64 << 10
@@ -259,12 +263,12 @@ class Run:
             page = Page(browser, self.url)
             page.live()
             self.judge(page)
-            for name in ["keyboard", "namespaces", "looks", "axe", "changes", "dialogs", "by_tab", "tree", "typed", "exports", "heat", "quiet"]:
+            for name in ["keyboard", "namespaces", "looks", "axe", "batches", "changes", "dialogs", "by_tab", "tree", "typed", "exports", "heat", "quiet"]:
                 if name != "axe" or self.axe_file:
                     self.check(name, lambda: getattr(self, name)(page))
             page.close()
             self.check("idle", lambda: self.idle(browser))
-            self.check("a-week", lambda: self.week(browser))
+            self.check(WEEK_NAME, lambda: self.week(browser))
         finally:
             browser.end()
         return self.failed
@@ -379,6 +383,18 @@ class Run:
             raise RuntimeError("; ".join(seen))
         return f"no violation, in {len(VIEWS)} views and the token's form, light and dark; it finds {' and '.join(WRONG_RULES)}"
 
+    def batches(self, page):
+        """More calls than the daemon takes in a batch, and what it says of such a batch."""
+        calls = 1300
+        got = page.js(f"""post(Array.from({{ length: {calls} }}, (_, at) => at % 2 ? ["log_get_level"] : ["bdev_get_bdevs", {{ name: "null0000" }}]))
+            .then((answers) => answers.filter((it, at) => at % 2 ? it.result === "NOTICE" : it.result[0].name === "null0000").length)""")
+        if got != calls:
+            raise RuntimeError(f"{got} of {calls} calls were answered")
+        said = page.js("batch(Array(1025).fill(['log_get_level'])).then(() => 'nothing', (error) => error.message)")
+        if "one batch may have 1024" not in said:
+            raise RuntimeError(f"the page says of a batch that is refused: {said}")
+        return f"{calls} calls are answered in their order; of a batch that is refused, the daemon's own sentence is shown"
+
     def changes(self, page):
         if page.js("document.querySelectorAll('#actions button, #body button').length") != 0:
             raise RuntimeError("there are buttons for changes before there is a token")
@@ -392,8 +408,12 @@ class Run:
             page.js("theme('auto')")
             if seen:
                 raise RuntimeError("; ".join(seen))
+        [before] = self.rpc([("raceline_get_events", {"since": 2 ** 64 - 1})])
         self.fill(page, token=self.token)
         page.wait("document.querySelectorAll('#actions button').length === 1 && !document.getElementById('dialog').open")
+        [after] = self.rpc([("raceline_get_events", {"since": before["next"]})])
+        if made := [event for event in after["events"] if event["kind"] == "change"]:
+            raise RuntimeError(f"to unlock changes has changed something: {made}")
         page.js("show('devices')")
         self.form(page, "document.querySelector('#actions button').click()", kind="null", name="made", size="64M")
         self.closed(page)

@@ -142,11 +142,15 @@ impl Logging {
         self.lock().clone()
     }
 
-    /// Changes levels or flags.
+    /// Changes levels or flags. Settings that stay as they are do not replace the filter that the process began with,
+    /// which may be finer than any settings.
     pub fn change(&self, change: impl FnOnce(&mut LogSettings)) {
         let mut settings = self.lock();
+        let before = settings.clone();
         change(&mut settings);
-        (self.apply)(&settings, Part::Filter);
+        if *settings != before {
+            (self.apply)(&settings, Part::Filter);
+        }
     }
 
     /// Says whether lines begin with the time.
@@ -171,6 +175,22 @@ impl Default for Logging {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_set_to_what_it_is_keeps_the_filter() {
+        static FILTERS: AtomicU64 = AtomicU64::new(0);
+        let count = |_: &LogSettings, part| {
+            FILTERS.fetch_add(u64::from(part == Part::Filter), Ordering::Relaxed);
+        };
+        let logging = Logging::new(LogSettings::default(), Box::new(count));
+        logging.change(|settings| settings.level = LogLevel::Notice);
+        logging.change(|settings| settings.print_level = LogLevel::Notice);
+        logging.change(|settings| settings.flags.retain(|_| false));
+        assert_eq!(FILTERS.load(Ordering::Relaxed), 0);
+        logging.change(|settings| settings.level = LogLevel::Info);
+        logging.change(|settings| settings.flags.extend(["nvmf"]));
+        assert_eq!(FILTERS.load(Ordering::Relaxed), 2);
+    }
 
     #[test]
     fn settings_are_filters() {

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &DiscoverArgs) -> Result<(), Failure> {
     if address.address.is_empty() {
         return files(args);
     }
-    let log = remote::discover(address)?;
+    let log = remote::discover(address, args.target.1.has("port"))?;
     let text = match address.output {
         OutputFormat::Table => table(&log),
         OutputFormat::Json => format!("{:#}\n", document(&log)),

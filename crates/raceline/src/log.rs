@@ -109,7 +109,7 @@ pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSet
 }
 
 /// Applies new settings. What is logged at the beginning, [`start`] has seen to by the command line or the environment variable;
-/// from the first call of a client about levels or flags on, it is what these calls say.
+/// from the first call of a client on that changes levels or flags, it is what these calls say.
 pub(crate) fn apply(settings: &LogSettings, part: Part) {
     TIMESTAMPS.store(settings.timestamps, Ordering::Relaxed);
     if part != Part::Filter {

@@ -21,6 +21,7 @@ use raceline_tls::{ClientPsk, Offload, TlsConnector};
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::paths::PathArgs;
+use crate::cli::values;
 use crate::failure::Failure;
 use crate::initiator::RemoteUnit;
 use crate::table::printable;
@@ -173,14 +174,47 @@ impl Remote {
 }
 
 /// Reads the discovery log.
-pub(crate) fn discover(args: &AddressArgs) -> Result<DiscoveryLog, Failure> {
-    discovery_log(address_config(args, Nqn::discovery())?)
+pub(crate) fn discover(args: &AddressArgs, has_port: bool) -> Result<DiscoveryLog, Failure> {
+    // Over RDMA, nvme-cli asks at 4420 as well.
+    if has_port || args.transport == Some(Transport::Rdma) {
+        return discovery_log(address_config(args, Nqn::discovery())?);
+    }
+    let at = |port| address_config(&AddressArgs { port, ..args.clone() }, Nqn::discovery());
+    discovery_log_at_any_port(at).map(|(_, log)| log)
+}
+
+/// Where discovery controllers listen over TCP: at the port of their own (nvme-cli takes it, too), or where the subsystems
+/// are, as with most of our targets.
+const DISCOVERY_PORTS: [u16; 2] = [8009, values::DEFAULT_PORT];
+
+/// Reads the discovery log where nobody has named a port: at the first one where somebody listens. Gives the configuration
+/// with that port.
+pub(crate) fn discovery_log_at_any_port(
+    at: impl Fn(u16) -> Result<HostConfig, Failure>,
+) -> Result<(HostConfig, DiscoveryLog), Failure> {
+    let mut nobody = Vec::new();
+    for port in DISCOVERY_PORTS {
+        let config = at(port)?;
+        match read_log(config.clone()) {
+            Ok(log) => return Ok((config, log)),
+            Err(HostError::Tcp(address, why)) => nobody.push(format!("{address} ({why})")),
+            Err(error) => return Err(failure(&error)),
+        }
+    }
+    let nobody = nobody.join(" and ");
+    Err(Failure::connect(format!(
+        "no discovery controller answers at {nobody}: name its port with -s"
+    )))
 }
 
 /// Reads the discovery log of a discovery controller.
 pub(crate) fn discovery_log(config: HostConfig) -> Result<DiscoveryLog, Failure> {
-    let host = Host::connect(config).map_err(|error| failure(&error))?;
-    let log = host.discover().map_err(|error| failure(&error));
+    read_log(config).map_err(|error| failure(&error))
+}
+
+fn read_log(config: HostConfig) -> Result<DiscoveryLog, HostError> {
+    let host = Host::connect(config)?;
+    let log = host.discover();
     host.disconnect();
     log
 }

@@ -189,7 +189,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<bool> {
     child::end_children_on_signals()?;
     let tree = Tree::find()?;
-    let one = |name, action: step::Action<'_>| step::run(vec![step(name, "", true, action)]);
+    let one = |name, action: step::Action<'_>| step::run(vec![step(name, "", true, action)], &[]);
     let done = |()| true;
     Ok(match verb {
         Verb::Setup => {
@@ -213,11 +213,13 @@ fn run(verb: Verb) -> Result<bool> {
             if only.is_empty() {
                 tree.build_together();
             }
-            step::run(step::select(steps(&tree), &only, which)?)
+            let all = steps(&tree);
+            let left = step::left_on_request(&all, &only, which);
+            step::run(step::select(all, &only, which)?, &left)
         }
         Verb::Lint => {
             let only = ["format", "clippy", "tidy"].map(str::to_owned);
-            step::run(step::select(steps(&tree), &only, Which::Usual)?)
+            step::run(step::select(steps(&tree), &only, Which::Usual)?, &[])
         }
         Verb::Fuzz { target: Some(name), repeat: Some(input), .. } => {
             one("fuzz", Box::new(|| fuzz::repeat(&tree, &name, &input)))

@@ -218,9 +218,22 @@ pub(crate) fn select<'a>(
     Ok(steps.into_iter().filter(wanted).collect())
 }
 
-/// Runs the steps in order, those that may run beside another two at a time, and prints the summary; false when one
-/// failed.
-pub(crate) fn run(mut steps: Vec<Step<'_>>) -> bool {
+/// The steps that a run does not have because they are on request; none where the steps are named, since those are
+/// what was asked for.
+pub(crate) fn left_on_request(
+    steps: &[Step<'_>],
+    only: &[String],
+    which: Which,
+) -> Vec<&'static str> {
+    if !only.is_empty() || matches!(which, Which::All) {
+        return Vec::new();
+    }
+    steps.iter().filter(|step| step.on_request).map(|step| step.name).collect()
+}
+
+/// Runs the steps in order, those that may run beside another two at a time, and prints the summary with the names of those
+/// that are left on request; false when one failed.
+pub(crate) fn run(mut steps: Vec<Step<'_>>, left: &[&str]) -> bool {
     let mut rows = Vec::new();
     for group in steps.chunk_by_mut(|one, next| one.beside && next.beside) {
         if group.len() > 1 {
@@ -229,7 +242,7 @@ pub(crate) fn run(mut steps: Vec<Step<'_>>) -> bool {
             rows.extend(group.iter_mut().map(perform));
         }
     }
-    summary(&rows)
+    summary(&rows, left)
 }
 
 fn perform(step: &mut Step<'_>) -> Row {
@@ -245,7 +258,7 @@ fn perform(step: &mut Step<'_>) -> Row {
     row
 }
 
-fn summary(rows: &[Row]) -> bool {
+fn summary(rows: &[Row], left: &[&str]) -> bool {
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     println!("\n{:<22} {:<8} {:>7}  note", "step", "result", "seconds");
     for row in rows {
@@ -259,8 +272,19 @@ fn summary(rows: &[Row]) -> bool {
     }
     let total: Duration = rows.iter().map(|row| row.took).sum();
     println!("{:<22} {:<8} {:>7.1}\n", "sum of all steps", "", total.as_secs_f64());
+    if let Some(line) = line_of_left(left) {
+        println!("{line}");
+    }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     failed == 0
+}
+
+/// What a run says of the steps that it left; nothing where it left none.
+fn line_of_left(left: &[&str]) -> Option<String> {
+    let names = left.join(", ");
+    (!left.is_empty()).then(|| {
+        format!("not run, on request (--all, or --only NAME): {} steps: {names}", left.len())
+    })
 }
 
 #[cfg(test)]
@@ -295,6 +319,21 @@ mod tests {
         assert_eq!(names(&["kernel-6.1"], Which::Usual), ["kernel-6.1-host"]);
         assert_eq!(names(&["build"], Which::Usual), ["build"]);
         assert!(select(steps(), &["ker".to_owned()], Which::Usual).is_err());
+    }
+
+    #[test]
+    fn a_run_names_the_steps_that_it_left_on_request() {
+        let left = |only: &[&str], which| {
+            let only: Vec<String> = only.iter().map(|&word| word.to_owned()).collect();
+            line_of_left(&left_on_request(&steps(), &only, which))
+        };
+        for which in [Which::Usual, Which::Quick] {
+            let line = left(&[], which).unwrap();
+            assert!(line.starts_with("not run, on request"), "{line}");
+            assert!(line.ends_with(": 1 steps: kernel-6.1-host"), "{line}");
+        }
+        assert_eq!(left(&[], Which::All), None);
+        assert_eq!(left(&["build"], Which::Usual), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `rpc_get_methods` and `spdk_get_version`.
+//! `rpc_get_methods`, `spdk_get_version` and `raceline_get_caller`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::error::RpcError;
 use crate::method::{Call, Registry, States};
 use crate::params::NoParams;
+use crate::role::Role;
 
 /// The release of SPDK whose calls and answers this program follows.
 const SPDK_VERSION: (u32, u32, u32) = (26, 5, 0);
@@ -15,6 +16,7 @@ pub(super) fn register(registry: &mut Registry) {
     registry.alias("get_rpc_methods", "rpc_get_methods");
     registry.read("spdk_get_version", States::Both, get_version);
     registry.alias("get_spdk_version", "spdk_get_version");
+    registry.read("raceline_get_caller", States::Both, get_caller);
 }
 
 #[derive(Deserialize)]
@@ -54,4 +56,13 @@ fn get_version(_call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
         "fields": { "major": major, "minor": minor, "patch": patch, "suffix": "" },
         "server": { "name": "raceline", "version": own },
     }))
+}
+
+/// Who calls, as the daemon sees it: a client learns what its token or its user may do, and changes nothing.
+fn get_caller(call: &Call<'_>, _params: NoParams) -> Result<Value, RpcError> {
+    let role = match call.peer.role {
+        Role::Admin => "admin",
+        Role::ReadOnly => "read_only",
+    };
+    Ok(json!({ "via": call.peer.via.word(), "role": role }))
 }

@@ -88,6 +88,22 @@ fn without_the_token_a_client_may_look() {
 }
 
 #[test]
+fn a_client_learns_what_its_token_may_do() {
+    let served = Served::start();
+    let reader = format!("Authorization: Bearer {READ_TOKEN}");
+    let writer = format!("Authorization: Bearer {TOKEN}");
+    for (headers, role) in [
+        (&[][..], "read_only"),
+        (&[reader.as_str()], "read_only"),
+        (&[writer.as_str()], "admin"),
+        (&[BASIC], "admin"),
+    ] {
+        let caller = served.call(headers, "raceline_get_caller", Value::Null)["result"].clone();
+        assert_eq!(caller, json!({ "via": "http", "role": role }));
+    }
+}
+
+#[test]
 fn other_machines_need_a_token_for_all_but_health() {
     let everywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let parts = Parts { rpc: true, metrics: true, page: true };

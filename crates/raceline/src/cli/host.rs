@@ -166,6 +166,10 @@ pub(crate) struct ConnectArgs {
     pub(crate) paths: PathArgs,
 }
 
+/// What verbs say of `-s` that ask discovery controllers.
+pub(crate) const DISCOVERY_PORT: &str = "Port of the target [default: 8009, or 4420 where nobody listens there; 4420 \
+    with rdma, 3260 with --iscsi]";
+
 /// Arguments of `discover`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
@@ -211,9 +215,10 @@ impl clap::FromArgMatches for OptionalAddress {
 
 impl clap::Args for OptionalAddress {
     fn augment_args(command: clap::Command) -> clap::Command {
-        AddressArgs::augment_args(command).mut_arg("address", |address| {
+        let command = AddressArgs::augment_args(command).mut_arg("address", |address| {
             address.required(false).default_value("").hide_default_value(true)
-        })
+        });
+        command.mut_arg("port", |port| port.help(DISCOVERY_PORT).hide_default_value(true))
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {

@@ -8,7 +8,7 @@ use clap::Args as _;
 use clap::parser::ValueSource;
 use raceline_proto::nvme::NamespaceId;
 
-use super::host::{ConnectArgs, namespace};
+use super::host::{ConnectArgs, DISCOVERY_PORT, namespace};
 use super::manage::SOCKET_VARIABLE;
 
 /// Arguments of `connect` that stand for a default where they are not given.
@@ -258,6 +258,7 @@ pub(crate) struct IdNsArgs {
 
 /// Arguments of `connect-all`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("port", |port| port.help(DISCOVERY_PORT).hide_default_value(true)))]
 pub(crate) struct ConnectAllArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

@@ -121,12 +121,12 @@ pub(crate) struct SupportArgs {
     /// Where to write it [default: raceline-support-TIME.tar.gz here]
     #[arg(long, short = 'f', value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
-    /// A file with the log of the daemon, repeatable; its last MiB is taken [default: what journalctl has of the unit]
+    /// A file with the log of the daemon, repeatable; its last MiB is taken [default: what journalctl has of the units]
     #[arg(long = "log", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) logs: Vec<PathBuf>,
-    /// The daemon's systemd unit
-    #[arg(long, value_name = "NAME", default_value = "raceline.service")]
-    pub(crate) unit: String,
+    /// The systemd unit whose messages are taken, or a pattern [default: raceline*, the daemon and its disks]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) unit: Option<String>,
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ mod export;
 mod plan;
 mod tree;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use self::plan::Taken;
-use super::{Daemon, names};
+use super::{Daemon, names, text};
 use crate::cli::manage::{NvmetArgs, NvmetVerb};
 use crate::failure::Failure;
 
@@ -76,6 +77,7 @@ fn import(
             .iter()
             .map(|name| name.to_ascii_lowercase())
             .collect(),
+        sizes: sizes_of(&transports, "tcp"),
         keys_folder: folder.path().to_owned(),
     };
     let wrong = |error| Failure::usage(format!("{}: {error}", from.display()));
@@ -96,4 +98,16 @@ fn import(
     }
     planned.plan.carry_out(daemon).inspect_err(|_| take_back(&kept))?;
     planned.plan.report(daemon.output, false)
+}
+
+/// Parameters of the kernel's ports, and what they are of the daemon's transport.
+const SIZES: [(&str, &str); 2] =
+    [("inline_data_size", "in_capsule_data_size"), ("max_queue_size", "max_queue_depth")];
+
+/// What a transport has of them; empty where it is not there.
+fn sizes_of(transports: &[Value], name: &str) -> BTreeMap<&'static str, i64> {
+    let is_it = |transport: &&Value| text(&transport["trtype"]).eq_ignore_ascii_case(name);
+    let found = transports.iter().find(is_it);
+    let size = |(ours, theirs): (&'static str, &str)| Some((ours, found?[theirs].as_i64()?));
+    SIZES.into_iter().filter_map(size).collect()
 }

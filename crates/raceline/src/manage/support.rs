@@ -19,13 +19,17 @@ use super::Daemon;
 use super::events::{line, stamp};
 use crate::cli::values::OutputFormat;
 use crate::cli::watch::SupportArgs;
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
 use crate::shell;
 
 /// How much of the end of a log is taken.
 const LOG_BYTES: u64 = 1 << 20;
 /// How many lines are asked of the system's journal.
 const JOURNAL_LINES: &str = "5000";
+/// The units of all processes: the daemon, its disks and its sockets.
+const UNITS: &str = "raceline*";
+/// How much of what journalctl says of a failure is taken, in characters.
+const JOURNAL_WORDS: usize = 500;
 
 /// Files of the kernel about the machine.
 const MACHINE: [&str; 9] = [
@@ -42,7 +46,7 @@ const MACHINE: [&str; 9] = [
 /// Files of the kernel about the daemon.
 const PROCESS: [&str; 4] = ["status", "limits", "cmdline", "cgroup"];
 /// Methods that only read.
-const METHODS: [&str; 24] = [
+const METHODS: [&str; 29] = [
     "spdk_get_version",
     "framework_get_subsystems",
     "framework_get_reactors",
@@ -65,8 +69,13 @@ const METHODS: [&str; 24] = [
     "iscsi_get_portal_groups",
     "iscsi_get_connections",
     "iscsi_get_options",
+    "vhost_get_controllers",
+    "ublk_get_disks",
+    "nbd_get_disks",
     "keyring_get_keys",
     "raceline_get_activity",
+    "raceline_get_loop_times",
+    "raceline_get_changes",
 ];
 
 const ABOUT: &str = "\
@@ -204,22 +213,24 @@ fn logs(archive: &mut Archive, args: &SupportArgs) -> std::io::Result<()> {
     if !args.logs.is_empty() {
         return Ok(());
     }
+    let units = args.unit.as_deref().unwrap_or(UNITS);
     let mut journal = Command::new("journalctl");
-    journal.args(["--no-pager", "--quiet", "-n", JOURNAL_LINES, "-u", &args.unit]);
-    match journal.output() {
+    journal.args(["--no-pager", "--quiet", "-n", JOURNAL_LINES, "-u", units]);
+    let why = match journal.output() {
         Ok(output) if output.status.success() && !output.stdout.is_empty() => {
-            archive.add("log/journal.txt", &String::from_utf8_lossy(&output.stdout))
+            return archive.add("log/journal.txt", &String::from_utf8_lossy(&output.stdout));
         }
-        Ok(_) => {
-            let why = format!("the journal has nothing of {}: --log FILE names a log", args.unit);
-            archive.miss("log/", &why);
-            Ok(())
+        Ok(output) if output.status.success() => format!("the journal has nothing of {units}"),
+        Ok(output) => {
+            let said = one_line(String::from_utf8_lossy(&output.stderr).trim());
+            let said: String = said.chars().take(JOURNAL_WORDS).collect();
+            let status = output.status;
+            format!("journalctl -u {units} ended with {status}: {said}")
         }
-        Err(error) => {
-            archive.miss("log/", &format!("journalctl: {error}: --log FILE names a log"));
-            Ok(())
-        }
-    }
+        Err(error) => format!("journalctl: {error}"),
+    };
+    archive.miss("log/", &format!("{why}: --log FILE names a log"));
+    Ok(())
 }
 
 impl Archive {

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use raceline_host::{HostConfig, Transport};
-use raceline_proto::host::discovery::DiscoveryRecord;
+use raceline_proto::host::discovery::{DiscoveryLog, DiscoveryRecord};
 use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
 use super::device::{overrides, plain};
 use super::files::{self, Connection, Overrides};
-use super::refuse_binary;
-use crate::cli::nvme::{ConnectAllArgs, NvmeFormat};
+use super::{refuse_binary, unused};
+use crate::cli::nvme::{ConnectAllArgs, Given, NvmeFormat};
 use crate::failure::Failure;
 use crate::manage::{self, Daemon};
 use crate::table::printable;
@@ -64,19 +64,16 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
         let text = "connect-all takes no DEVICE: say where to ask with -a ADDRESS or --config FILE";
         return Err(Failure::usage(text));
     }
-    if args.device.connect.paths.wants_multipath() {
-        let text = "connect-all takes no --path and no policy: every address that is listed becomes a path, and \
-                    bdev_nvme_set_multipath_policy chooses among them";
-        return Err(Failure::usage(text));
-    }
-    refuse_given(args)?;
+    unused::refuse(args)?;
     let mut connections = sources(args)?;
     for connection in &mut connections {
         let queues = &mut connection.queues;
         queues.nr_io_queues = args.queues.nr_io_queues.or(queues.nr_io_queues);
     }
     let mut daemon = manage::connect(args.device.named.socket.as_deref(), DAEMON_TIMEOUT)?;
-    let mut run = Run { daemon: &mut daemon, known: Vec::new(), done: Vec::new(), last: None };
+    let has_host_id = args.device.given.has("hostid");
+    let (known, done) = (Vec::new(), Vec::new());
+    let mut run = Run { daemon: &mut daemon, known, done, last: None, has_host_id };
     run.read_known()?;
     if args.persistent {
         run.follow(&connections)?;
@@ -92,39 +89,6 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
     last.map_or(Ok(()), Err)
 }
 
-/// Options of a connection for which the daemon's call has no parameter.
-fn refuse_given(args: &ConnectAllArgs) -> Result<(), Failure> {
-    if let Some((name, _)) = args.queues.given().find(|(name, _)| *name != IO_QUEUES) {
-        let option = name.replace('_', "-");
-        return Err(Failure::usage(format!(
-            "--{option}: the controllers of a daemon have --nr-io-queues alone, whose queues take all commands"
-        )));
-    }
-    let given = &args.device.given;
-    if given.has("keep_alive") {
-        return Err(Failure::usage(
-            "-k: a daemon has one keep alive timeout for all its controllers; set it with bdev_nvme_set_options \
-             keep_alive_timeout_ms before they are attached",
-        ));
-    }
-    if given.has("tos") {
-        return Err(Failure::usage(
-            "--tos: the controllers of a daemon have none; --sock-priority sets the priority of what they send",
-        ));
-    }
-    Ok(())
-}
-
-/// Says which options of an entry have no counterpart in the daemon.
-fn note_unused(connection: &Connection) {
-    let queues = connection.queues.given().map(|(name, _)| name).filter(|name| *name != IO_QUEUES);
-    let tos = connection.connect.address.tos.map(|_| "tos");
-    for name in queues.chain(tos) {
-        let shown = connection.shown();
-        shell::note(&format!("{shown}: {name} is passed over: the daemon's controllers have none"));
-    }
-}
-
 /// The discovery controllers, and the subsystems that a file names itself.
 fn sources(args: &ConnectAllArgs) -> Result<Vec<Connection>, Failure> {
     if args.device.has_address {
@@ -133,6 +97,9 @@ fn sources(args: &ConnectAllArgs) -> Result<Vec<Connection>, Failure> {
             service.connect.nqn = Nqn::discovery();
         }
         service.is_discovery = true;
+        // Over RDMA, nvme-cli asks at 4420 as well.
+        let is_tcp = service.connect.address.transport != Some(Transport::Rdma);
+        service.has_any_port = is_tcp && !args.device.given.has("port");
         return Ok(vec![service]);
     }
     if args.device.has_nqn {
@@ -153,6 +120,8 @@ struct Run<'a> {
     known: Known,
     done: Vec<Outcome>,
     last: Option<Failure>,
+    /// Whether the command line names the identifier of this host.
+    has_host_id: bool,
 }
 
 impl Run<'_> {
@@ -184,7 +153,8 @@ impl Run<'_> {
                     continue;
                 }
             };
-            note_unused(&connection);
+            unused::note(&connection);
+            unused::check_host_id(&connection, &config, self.has_host_id)?;
             if !connection.is_discovery {
                 let place = place_of(&config);
                 self.attach(&connection, &config, place);
@@ -197,9 +167,12 @@ impl Run<'_> {
                 let text = format!("more than {MOST_SERVICES} discovery services name each other");
                 return Err(Failure::usage(text));
             }
-            asked.push(config.address);
-            match remote::discovery_log(config.clone()) {
-                Ok(log) => {
+            if !connection.has_any_port {
+                asked.push(config.address);
+            }
+            match ask(&connection, config) {
+                Ok((connection, config, log)) => {
+                    asked.push(config.address);
                     for record in &log.records {
                         self.record(&connection, &config, record, &mut queue);
                     }
@@ -247,6 +220,7 @@ impl Run<'_> {
                 other.connect.address.port = place.port;
                 other.connect.address.transport =
                     Some(if transport == "RDMA" { Transport::Rdma } else { Transport::Tcp });
+                (other.given, other.has_any_port) = (Given::default(), false);
                 other.connect.nqn = Nqn::new(&place.subnqn).unwrap_or_else(|_| Nqn::discovery());
                 queue.push_back(other);
             }
@@ -298,7 +272,13 @@ impl Run<'_> {
             .iter()
             .filter_map(|service| service["name"].as_str().map(str::to_owned))
             .collect();
-        for connection in connections.iter().filter(|connection| connection.is_discovery) {
+        for connection in connections {
+            if !connection.is_discovery {
+                let (shown, nqn) = (connection.shown(), printable(connection.connect.nqn.as_str()));
+                let what = "--persistent follows discovery controllers";
+                shell::note(&format!("{nqn} at {shown} is passed over: {what}"));
+                continue;
+            }
             match self.follow_one(connection, &services, &mut names) {
                 Ok(outcome) => self.done.push(outcome),
                 Err(failure) => self.failed(&connection.shown(), failure),
@@ -319,7 +299,13 @@ impl Run<'_> {
         names: &mut Vec<String>,
     ) -> Result<Outcome, Failure> {
         followable(connection)?;
-        let config = connection.config()?;
+        let mut config = connection.config()?;
+        unused::note(connection);
+        unused::check_host_id(connection, &config, self.has_host_id)?;
+        if connection.has_any_port {
+            // The daemon has to be told which port it is.
+            (_, config, _) = ask(connection, config)?;
+        }
         let place = place_of(&config);
         if let Some(service) = services.iter().find(|service| is_at(&service["trid"], &place)) {
             let name = service["name"].as_str().unwrap_or_default().to_owned();
@@ -341,11 +327,25 @@ impl Run<'_> {
             "wait_for_attach": true,
             "ctrlr_loss_timeout_sec": loss(connection),
             "reconnect_delay_sec": delay(connection),
+            "fast_io_fail_timeout_sec": fast_fail(connection),
         });
         self.daemon.call("bdev_nvme_start_discovery", params)?;
         names.push(name.clone());
         Ok(Outcome { place, name, is_new: true })
     }
+}
+
+/// Reads the log of a discovery controller, at the port that it turns out to have.
+fn ask(
+    connection: &Connection,
+    config: HostConfig,
+) -> Result<(Connection, HostConfig, DiscoveryLog), Failure> {
+    if !connection.has_any_port {
+        return Ok((connection.clone(), config.clone(), remote::discovery_log(config)?));
+    }
+    let (config, log) =
+        remote::discovery_log_at_any_port(|port| connection.at_port(port).config())?;
+    Ok((connection.at_port(config.address.port()), config, log))
 }
 
 fn place_of(config: &HostConfig) -> Place {

@@ -187,7 +187,7 @@ pub(super) fn overrides(args: &DeviceArgs) -> Overrides<'_> {
 
 /// The options as they are.
 pub(super) fn plain(args: &DeviceArgs) -> Result<Connection, Failure> {
-    Ok(Connection::new(args.connect.clone()))
+    Ok(Connection { given: args.given.clone(), ..Connection::new(args.connect.clone()) })
 }
 
 /// The addresses that the file has for the subsystem.

@@ -15,6 +15,7 @@ use zeroize::Zeroizing;
 
 use crate::cli::host::{AddressArgs, ConnectArgs};
 use crate::cli::nvme::{DeviceArgs, Given};
+use crate::cli::paths::PathArgs;
 use crate::cli::queues::QueueNumbers;
 use crate::cli::values::is_serial;
 use crate::failure::{Failure, one_line};
@@ -42,25 +43,47 @@ pub(crate) struct Connection {
     pub(crate) is_discovery: bool,
     /// How many I/O queues it is to have; questions to a controller do not need them.
     pub(crate) queues: QueueNumbers,
+    /// The options that its entry has, and the command line.
+    pub(crate) given: Given,
+    /// Nobody has named its port: those at which discovery controllers listen are tried in turn.
+    pub(crate) has_any_port: bool,
 }
 
 impl Connection {
     /// One to a subsystem, without secrets of a file.
     pub(crate) fn new(connect: ConnectArgs) -> Self {
         let (secrets, queues) = (Secrets::default(), QueueNumbers::default());
-        Self { connect, secrets, is_discovery: false, queues }
+        let given = Given::default();
+        Self { connect, secrets, is_discovery: false, queues, given, has_any_port: false }
+    }
+
+    /// The same connection to another port.
+    pub(crate) fn at_port(&self, port: u16) -> Self {
+        let mut other = self.clone();
+        other.connect.address.port = port;
+        other.has_any_port = false;
+        other
     }
 
     /// The configuration of the host library.
     pub(crate) fn config(&self) -> Result<HostConfig, Failure> {
-        let mut config = remote::config_with(&self.connect, &self.secrets)?;
+        let mut connect = self.connect.clone();
+        if self.is_discovery {
+            // Nobody asks a discovery controller for I/O: these are for what it offers.
+            let reconnect_delay = connect.paths.reconnect_delay;
+            connect.paths = PathArgs { reconnect_delay, ..PathArgs::default() };
+        }
+        let mut config = remote::config_with(&connect, &self.secrets)?;
         config.discovery = self.is_discovery;
         Ok(config)
     }
 
-    /// ADDRESS:PORT.
+    /// ADDRESS:PORT, or the address alone where nobody has named a port.
     pub(crate) fn shown(&self) -> String {
         let (address, port) = (&self.connect.address.address, self.connect.address.port);
+        if self.has_any_port {
+            return address.clone();
+        }
         if address.contains(':') && !address.starts_with('[') {
             format!("[{address}]:{port}")
         } else {
@@ -318,6 +341,7 @@ fn connection(place: &str, words: Vec<Zeroizing<String>>) -> Result<Connection, 
     let mut connection = super::device::plain(&line.device)?;
     connection.secrets = secrets;
     connection.queues = line.queues;
+    connection.given = line.device.given;
     connection.is_discovery = connection.connect.nqn.as_str() == DISCOVERY_NQN;
     Ok(connection)
 }
@@ -488,7 +512,6 @@ impl ConfigReader<'_> {
             pass_over(&format!("{}: {place}", self.path.display()), transport);
             return Ok(());
         }
-        let is_discovery = nqn == DISCOVERY_NQN || port["discovery"] == true;
         let serial = serial_of(host, port);
         let has_key = serial.is_some() || tls_key(host, port).is_string();
         let has_identity = !port["tls_key_identity"].is_null();
@@ -509,8 +532,7 @@ impl ConfigReader<'_> {
                 // libnvme writes -1 where there is none, and takes 0 as none.
                 let is_none = match name.as_str() {
                     "tos" => number == -1,
-                    // Nobody asks a discovery controller for I/O.
-                    FAST_IO_FAIL => number <= 0 || is_discovery,
+                    FAST_IO_FAIL => number <= 0,
                     _ => false,
                 };
                 if !is_none {
@@ -696,102 +718,4 @@ fn read(path: &Path) -> Result<Zeroizing<String>, Failure> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The file of nvme-cli's package in Debian, shortened.
-    const COMMENTS: &str = "# Used for extracting default parameters for discovery\n#\n# Example:\n# --transport=<trtype> --traddr=<traddr>\n";
-    const SUBSYSTEM: &str =
-        r#"[{"subsystems": [{"nqn": "nqn.x", "ports": [{"traddr": "192.0.2.7"}]}]}]"#;
-
-    /// What is found where the default files have these texts: discovery controllers, and all.
-    fn found(json: Option<&str>, lines: Option<&str>) -> [Result<Vec<String>, String>; 2] {
-        let dir = tempfile::tempdir().unwrap();
-        let places = ["config.json", "discovery.conf"].map(|name| dir.path().join(name));
-        for (place, text) in places.iter().zip([json, lines]) {
-            if let Some(text) = text {
-                std::fs::write(place, text).unwrap();
-            }
-        }
-        let places = places.each_ref().map(|place| place.as_path());
-        let line = Line::try_parse_from(["-a", "192.0.2.1"]).unwrap().device.connect.address;
-        let over = Overrides { given: &Given::default(), line: &line, are_names: false };
-        let found =
-            [known_discovery_controllers_at(places, over), known_connections_at(places, over)];
-        found.map(|found| {
-            let shown = |found: Vec<Connection>| found.iter().map(Connection::shown).collect();
-            found.map(shown).map_err(|failure| failure.message)
-        })
-    }
-
-    #[test]
-    fn a_key_in_a_line_is_a_number_or_the_key_itself() {
-        let read = |options: &str| {
-            let line = format!("-a 192.0.2.1 --tls {options}");
-            let words = line.split(' ').map(|word| Zeroizing::new(word.to_owned())).collect();
-            let made = connection("line", words).map_err(|failure| failure.message).unwrap();
-            (made.connect.address.tls_psk, made.secrets.tls.is_some())
-        };
-        let kernel = |name: &str| Some(std::path::PathBuf::from(name));
-        assert_eq!(read("--keyring .nvme"), (kernel("kernel:"), false));
-        assert_eq!(read("--tls_key 305419896"), (kernel("kernel:305419896"), false));
-        assert_eq!(read("--tls-key=0x12"), (kernel("kernel:0x12"), false));
-        // A key in the line takes the place of the kernel's.
-        let key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
-        assert_eq!(read(&format!("--tls_key {key}")), (None, true));
-    }
-
-    #[test]
-    fn a_default_file_without_entries_is_like_none() {
-        let subsystem = vec!["192.0.2.7:4420".to_owned()];
-        let [controllers, all] = found(Some(SUBSYSTEM), Some(COMMENTS));
-        assert!(controllers.unwrap_err().contains("names a discovery controller: say where"));
-        assert_eq!(all.unwrap(), subsystem);
-        let service = vec!["192.0.2.1:8009".to_owned()];
-        for json in [None, Some(""), Some("\n"), Some("[]\n"), Some("{}"), Some("{\"hosts\": []}")]
-        {
-            let [controllers, all] = found(json, Some("-t tcp -a 192.0.2.1\n"));
-            assert_eq!((controllers.unwrap(), all.unwrap()), (service.clone(), service.clone()));
-            for lines in [None, Some(""), Some(COMMENTS)] {
-                for nothing in found(json, lines) {
-                    let text = nothing.unwrap_err();
-                    for part in
-                        ["/config.json nor ", "/discovery.conf names a", "-a ADDRESS", "`-t tcp"]
-                    {
-                        assert!(text.contains(part), "{text}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_default_file_that_is_wrong_is_refused() {
-        for (json, lines, says) in [
-            ("[{", COMMENTS, "ends too early"),
-            ("7", COMMENTS, "a list of hosts"),
-            (SUBSYSTEM, "-t tcp -a", "discovery.conf:1: "),
-            (SUBSYSTEM, "-t tpc -a 192.0.2.1", "no transport of nvme-cli"),
-            (SUBSYSTEM, "-a 192.0.2.1\n-t fc -a 'x", "discovery.conf:2: a quote"),
-        ] {
-            for failed in found(Some(json), Some(lines)) {
-                let text = failed.unwrap_err();
-                assert!(text.contains(says), "{text}");
-            }
-        }
-    }
-
-    #[test]
-    fn lines_of_other_transports_are_passed_over() {
-        let service = vec!["192.0.2.1:8009".to_owned()];
-        for other in
-            ["-t fc", "-tfc", "-t=FC", "--transport fc", "--transport=fc", "-q nqn.t -t loop"]
-        {
-            let lines = format!("{other} -a nn-0x1:pn-0x2 -w nn-0x3:pn-0x4\n-a 192.0.2.1 -t tcp\n");
-            let [controllers, all] = found(None, Some(&lines));
-            assert_eq!((controllers.unwrap(), all.unwrap()), (service.clone(), service.clone()));
-        }
-        let [controllers, _] = found(None, Some("-t fc -a x"));
-        assert!(controllers.unwrap_err().contains("names a discovery controller"));
-    }
-}
+mod tests;

@@ -146,17 +146,110 @@ fn a_daemon_connects_with_the_options_that_it_has() {
         (&["-T", "8"], "--tos: "),
         (&["-k", "9"], "keep_alive_timeout_ms"),
         (&["-i", "2", "--persistent"], "--persistent cannot have --nr-io-queues"),
+        (&["-F", "0"], "the least is 1 second"),
+        (&["--ktls", "auto"], "--ktls: "),
+        (&["--tls-identity", "0"], "--tls-identity: "),
+        (&["--tls-compat"], "--tls-compat: "),
+        (&["--dhchap-digests", "sha384"], "--dhchap-digests: "),
+        (&["--dhchap-dhgroups", "null", "--persistent"], "bdev_nvme_set_options"),
+        (&["--policy", "numa"], "--policy: every address"),
+        (&["--quiesce", "1"], "--quiesce: "),
+        (&["-I", OTHER_ID], "-I: a daemon takes the UUID in the name of the host"),
+        (&["-I", OTHER_ID, "--persistent"], "reservations would be another host's"),
     ] {
         let output = daemon.output(&[&all[..], more].concat());
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && error.contains(says), "{more:?}: {error}");
     }
-    daemon.ok(&[&all[..], &["-i", "3", "-f", "lo", "--sock-priority", "4"]].concat());
+    let host = format!("nqn.2014-08.org.nvmexpress:uuid:{OTHER_ID}");
+    let more =
+        ["-i", "3", "-f", "lo", "--sock-priority", "4", "-F", "7", "-q", &host, "-I", OTHER_ID];
+    let output = daemon.output(&[&all[..], &more].concat());
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let saved = daemon.ok(&["config", "save", "-"]);
-    for part in ["\"num_io_queues\": 3", "\"priority\": \"4\"", "\"hostaddr\": \"127.0.0.1\""] {
+    for part in [
+        "\"num_io_queues\": 3",
+        "\"priority\": \"4\"",
+        "\"hostaddr\": \"127.0.0.1\"",
+        "\"fast_io_fail_timeout_sec\": 7",
+    ] {
         assert!(saved.contains(part), "{part}: {saved}");
     }
     drop(daemon);
+    drop(target);
+}
+
+/// An identifier of a host, which no name here has.
+const OTHER_ID: &str = "8a1b2c3d-0000-4000-8000-0000000000ff";
+
+/// What `connect-all` says on standard error.
+fn notes(daemon: &Daemon, words: &[&str]) -> String {
+    let output = daemon.output(&[&["connect-all"], words].concat());
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{notes}");
+    notes
+}
+
+#[test]
+fn what_a_daemon_cannot_have_of_a_file_is_named() {
+    let (target, port) = target();
+    let daemon = Daemon::start();
+    let file = daemon.file("config.json");
+    let text = serde_json::json!([{
+        "hostnqn": "nqn.2014-08.org.example:h", "hostid": OTHER_ID,
+        "subsystems": [{ "nqn": NQN, "ports": [{
+            "transport": "tcp", "traddr": "127.0.0.1", "trsvcid": port, "keep_alive_tmo": 7, "tos": 8,
+            "queue_size": 64, "nr_write_queues": 0, "nr_io_queues": 2, "ctrl_loss_tmo": 60,
+        }]}],
+    }]);
+    std::fs::write(&file, text.to_string()).unwrap();
+    let said = notes(&daemon, &["--config", &file]);
+    for member in ["keep_alive_tmo", "tos", "queue_size", "hostid"] {
+        let says = format!("127.0.0.1:{port}: {member} is passed over: ");
+        assert!(said.contains(&says), "{member}: {said}");
+    }
+    assert_eq!(said.lines().count(), 4, "{said}");
+
+    // The same of lines, and for a service that the daemon follows.
+    let lines = daemon.file("discovery.conf");
+    let line = format!(
+        "-t tcp -a 127.0.0.1 -s {port} -k 9 -T 8 -Q 64 -W 2 --ktls=auto --tls-compat --quiesce 1"
+    );
+    std::fs::write(&lines, format!("{line} -l 60 --fast-io-fail-tmo 5\n")).unwrap();
+    let follower = Daemon::start();
+    let followed = notes(&follower, &["--config", &lines, "--persistent"]);
+    let once = notes(&daemon, &["--config", &lines]);
+    for said in [&followed, &once] {
+        for member in [
+            "keep_alive_tmo",
+            "tos",
+            "queue_size",
+            "nr_write_queues",
+            "ktls",
+            "tls_compat",
+            "quiesce",
+        ] {
+            let says = format!("127.0.0.1:{port}: {member} is passed over: ");
+            assert!(said.contains(&says), "{member}: {said}");
+        }
+        assert_eq!(said.lines().count(), 7, "{said}");
+    }
+    let services = follower.ok(&["rpc", "framework_get_config", "bdev"]);
+    let start = services.split("bdev_nvme_start_discovery").nth(1).unwrap();
+    assert!(start.contains("\"fast_io_fail_timeout_sec\": 5"), "{services}");
+    // Subsystems of a file are no services that could be followed.
+    let output = follower.output(&["connect-all", "--config", &file, "--persistent"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&format!("{NQN} at 127.0.0.1:{port} is passed over")), "{error}");
+    // A service of a file that has the time for what it offers.
+    let text = text.to_string().replace("\"tos\":8", "\"fast_io_fail_tmo\":6");
+    let text = text.replace(NQN, "nqn.2014-08.org.nvmexpress.discovery");
+    std::fs::write(&file, text).unwrap();
+    let other = Daemon::start();
+    let said = notes(&other, &["--config", &file]);
+    assert!(said.contains("keep_alive_tmo") && !said.contains("fast_io_fail_tmo"), "{said}");
+    let saved = other.ok(&["config", "save", "-"]);
+    assert!(saved.contains("\"fast_io_fail_timeout_sec\": 6"), "{saved}");
     drop(target);
 }
 

@@ -307,13 +307,51 @@ fn a_daemon_connects_to_all_that_is_offered_and_skips_what_it_has() {
     for (words, says) in [
         (&["--persistent", "--hdr-digest"][..], "--persistent cannot have digests"),
         (&["-S", "/nowhere/key"], "/nowhere/key"),
-        (&["--path", "127.0.0.2"], "takes no --path"),
+        (&["--path", "127.0.0.2"], "--path: every address that is listed becomes a path"),
         (&["-o", "binary"], "no binary output"),
     ] {
         wrong(&daemon, &[&all[..], words].concat(), says);
     }
     wrong(&daemon, &["connect-all", "-n", NQN], "-a says where it is");
     wrong(&daemon, &["connect-all", "Nvme0"], "takes no DEVICE");
+}
+
+/// An address of this machine that only one test of one process has: ports that are not chosen freely are free there.
+fn own_address(number: u8) -> String {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{low}.{number}", high | 0x80)
+}
+
+#[test]
+fn without_a_port_a_discovery_controller_is_asked_at_its_own_or_at_that_of_subsystems() {
+    let (target, _) = target();
+    let [own, of_subsystems, nobody] = [1, 2, 3].map(own_address);
+    target.ok(&["port", "add", NQN, &format!("{own}:8009")]);
+    target.ok(&["port", "add", NQN, &format!("{of_subsystems}:4420")]);
+    for (address, port) in [(&own, "8009"), (&of_subsystems, "4420")] {
+        let daemon = Daemon::start();
+        let found = daemon.json(&["discover", "-a", address]);
+        assert!(found.to_string().contains(NQN), "{found}");
+        let made = daemon.json(&["connect-all", "-a", address]);
+        assert!(made.as_array().is_some_and(|all| all.iter().any(|one| one["new"] == true)));
+        let said = Daemon::start().ok(&["connect-all", "-a", address, "--persistent"]);
+        assert!(said.ends_with(&format!(" at {address}:{port}\n")), "{said}");
+    }
+    // Over RDMA there is one port, as with nvme-cli; with -s there is that one.
+    let at = |words: &[&str]| {
+        let output = target.output(words);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{words:?}: {error}");
+        error
+    };
+    for verb in [&["discover"][..], &["connect-all"], &["connect-all", "--persistent"]] {
+        let error = at(&[verb, &["-a", &nobody]].concat());
+        let both = [format!("{nobody}:8009 ("), format!("{nobody}:4420 (")];
+        assert!(both.iter().all(|place| error.contains(place)), "{verb:?}: {error}");
+        assert!(error.contains("name its port with -s"), "{verb:?}: {error}");
+    }
+    let error = at(&["discover", "-a", &own, "-s", "4420"]);
+    assert!(error.contains(&format!("cannot connect to {own}:4420")), "{error}");
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn tree(daemon: &Daemon, port: &str) -> String {
             ("ports/1/addr_trsvcid", port),
             ("ports/1/addr_treq", "not specified"),
             ("ports/1/param_inline_data_size", "16384"),
+            ("ports/1/param_max_queue_size", "64"),
             ("ports/1/ana_groups/1/ana_state", "optimized"),
             ("ports/1/ana_groups/2/ana_state", "non-optimized"),
             ("ports/2/addr_trtype", "rdma"),
@@ -132,6 +133,8 @@ fn a_tree_moves_into_a_daemon_and_back() {
     assert_eq!(saved["ports"][0]["ana_groups"][1]["ana"]["state"], "non-optimized");
     assert_eq!(saved["ports"][0]["addr"]["trsvcid"], port);
     assert_eq!(saved["subsystems"][0]["allowed_hosts"], json!([HOST]));
+    let param = json!({ "inline_data_size": "16384", "max_queue_size": "64" });
+    assert_eq!(saved["ports"][0]["param"], param);
     let there = daemon.output(&["nvmet", "export", &file]);
     assert_eq!(there.status.code(), Some(2), "{there:?}");
     daemon.ok(&["nvmet", "export", &file, "--force"]);
@@ -139,7 +142,14 @@ fn a_tree_moves_into_a_daemon_and_back() {
     // What was written comes back the same.
     daemon.ok(&["subsys", "rm", NQN]);
     daemon.ok(&["bdev", "rm", "disk.img"]);
+    let planned = daemon.ok(&["nvmet", "import", &file, "--dry-run"]);
+    assert!(!planned.contains("is not set") && !planned.contains("/ports/1"), "{planned}");
     daemon.ok(&["nvmet", "import", &file]);
+    // Limits, which nvmet has for nothing, are named.
+    daemon.ok(&["qos", "set", "bdev", "disk.img", "--iops", "5000"]);
+    let output = daemon.output(&["nvmet", "export"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("limits of device disk.img"), "{said}");
     let again: Value = serde_json::from_str(&daemon.ok(&["nvmet", "export"])).unwrap();
     assert_eq!(again, saved);
 }

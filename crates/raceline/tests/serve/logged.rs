@@ -26,10 +26,14 @@ fn the_level_changes_though_the_environment_has_set_it() {
     // That is about lines, and not about which.
     assert_eq!(call(&socket, "log_enable_timestamps", json!({ "enabled": true })), Ok(json!(true)));
     make("WithTheTime");
-    level("log_set_print_level", "NOTICE");
+    // What is set to what it is keeps the filter of the environment.
+    level("log_set_level", "NOTICE");
+    make("AsBefore");
+    level("log_set_print_level", "INFO");
+    level("log_set_level", "NOTICE");
     make("Shown");
     wait_for("a notice", || said("Shown"));
-    assert!(!said("AtTheBeginning") && !said("WithTheTime"));
+    assert!(!said("AtTheBeginning") && !said("WithTheTime") && !said("AsBefore"));
     for method in ["log_set_print_level", "log_set_level"] {
         level(method, "ERROR");
     }

@@ -137,6 +137,9 @@ fn an_archive_for_support_has_no_secret() {
     let key = format!("NVMeTLSkey-1:01:{}:", PLANTED[5]);
     let params = json!({ "nqn": NQN, "host": "nqn.2026-01.io.raceline:h", "psk": key });
     assert!(call(path, "nvmf_subsystem_add_host", params).is_err());
+    // So is one that gives a device such a name, which is then in the list of changes.
+    let params = json!({ "name": key, "num_blocks": 8, "block_size": 512 });
+    call(path, "bdev_null_create", params).unwrap();
     let log = folder.file(
         "daemon.log",
         format!(
@@ -161,11 +164,22 @@ fn an_archive_for_support_has_no_secret() {
         assert!(!all.contains(planted), "{planted} is in the archive");
     }
     assert!(all.contains("[removed]") && all.contains(NQN));
-    for part in
-        ["doctor.json", "config.json", "events.txt", "log/0.txt", "rpc/nvmf_get_subsystems.json"]
-    {
+    for part in [
+        "doctor.json",
+        "config.json",
+        "events.txt",
+        "log/0.txt",
+        "rpc/nvmf_get_subsystems.json",
+        "rpc/vhost_get_controllers.json",
+        "rpc/ublk_get_disks.json",
+        "rpc/nbd_get_disks.json",
+        "rpc/raceline_get_loop_times.json",
+        "rpc/raceline_get_changes.json",
+    ] {
         assert!(names.contains(&format!("raceline-support/{part}")), "{part}: {names:?}");
     }
+    let changes = call(path, "raceline_get_changes", Value::Null).unwrap();
+    assert!(changes.to_string().contains(PLANTED[5]), "{changes}");
     // What was planted was there: the daemon's own configuration has it.
     let config = call(path, "framework_get_config", json!({ "name": "iscsi" })).unwrap();
     assert!(config.to_string().contains(PLANTED[0]), "{config}");
@@ -178,4 +192,46 @@ fn an_archive_for_support_has_no_secret() {
     let output = run(&["support", "-s", &socket, "-f", &without, "--log", &log]);
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     assert!(output.stdout.contains("MISSING.txt"), "{}", output.stdout);
+}
+
+#[test]
+fn the_journal_of_all_units_is_taken() {
+    let folder = Scratch::new();
+    let bin = folder.path("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let program = format!("{bin}/journalctl");
+    let says = |script: &str, more: &[&str]| {
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).unwrap();
+        let archive = folder.path("journal.tar.gz");
+        let _ = std::fs::remove_file(&archive);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_raceline"));
+        command.args(["support", "-s", &folder.path("no.sock"), "-f", &archive]).args(more);
+        let ended = command.env("PATH", format!("{bin}:/usr/bin:/bin")).output().unwrap();
+        assert!(ended.status.success(), "{ended:?}");
+        let file = std::fs::File::open(&archive).unwrap();
+        let mut tar = tar::Archive::new(flate2::read::GzDecoder::new(file));
+        let mut parts = std::collections::BTreeMap::new();
+        for entry in tar.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let (name, mut text) = (entry.path().unwrap().display().to_string(), String::new());
+            entry.read_to_string(&mut text).unwrap();
+            parts.insert(name.trim_start_matches("raceline-support/").to_owned(), text);
+        }
+        parts
+    };
+    let taken = says("echo \"asked: $*\"; echo \"token=$0-PlantedJournalToken\"", &[]);
+    let journal = &taken["log/journal.txt"];
+    assert!(journal.contains("-u raceline*\n"), "{journal}");
+    assert!(!journal.contains("PlantedJournalToken"), "{journal}");
+    let taken = says("echo \"asked: $*\"", &["--unit", "raceline-ublk@a.service"]);
+    assert!(taken["log/journal.txt"].contains("-u raceline-ublk@a.service\n"));
+    // A failure has journalctl's own words, without what is secret in them.
+    let failed = says("echo 'No journal files, password=PlantedWord were found.' >&2; exit 3", &[]);
+    let missing = &failed["MISSING.txt"];
+    assert!(missing.contains("exit status: 3: No journal files, password=[removed]"), "{missing}");
+    assert!(!failed.contains_key("log/journal.txt"));
+    let nothing = says("true", &[]);
+    assert!(nothing["MISSING.txt"].contains("the journal has nothing of raceline*: --log FILE"));
 }

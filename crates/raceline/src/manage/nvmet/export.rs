@@ -9,19 +9,33 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::super::{Daemon, elements, text};
+use super::sizes_of;
 use crate::failure::Failure;
 use crate::shell;
 use crate::table::printable;
 
 /// Largest number of a namespace or port in nvmetcli.
 const MAX_ID: u64 = 8192;
+/// Largest number of a group of paths in the kernel (NVMET_MAX_ANAGRPS).
+const MAX_GROUP: u64 = 128;
+/// The group of paths that each port of the kernel has.
+const FIRST_GROUP: u64 = 1;
+/// Blocks of the kernel's namespaces in files.
+const FILE_BLOCK_BYTES: u64 = 4096;
+/// The kernel's limits of `param_max_queue_size`, which it applies itself.
+const QUEUE_ENTRIES: std::ops::RangeInclusive<i64> = 16..=1024;
+/// The target of calls that name none.
+const TARGET: &str = "nvmf_tgt";
 /// The numbers of controllers, unless they are set.
 const ALL_CONTROLLERS: (u64, u64) = (1, 65_519);
 
 /// Writes the file, and says on standard error what is not in it.
 pub(super) fn run(daemon: &mut Daemon, file: &Path, force: bool) -> Result<(), Failure> {
-    let mut exporter =
-        Exporter { bdevs: daemon.list("bdev_get_bdevs", Value::Null)?, ..Exporter::default() };
+    let mut exporter = Exporter {
+        bdevs: daemon.list("bdev_get_bdevs", Value::Null)?,
+        transports: daemon.list("nvmf_get_transports", Value::Null)?,
+        ..Exporter::default()
+    };
     for subsystem in daemon.subsystems(None)? {
         let nqn = text(&subsystem["nqn"]);
         let listeners = daemon.list("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }))?;
@@ -36,6 +50,15 @@ pub(super) fn run(daemon: &mut Daemon, file: &Path, force: bool) -> Result<(), F
             "referral to {}: a referral of nvmet is one of a port",
             text(&referral["address"]["traddr"])
         ));
+    }
+    for limits in daemon.list("nvmf_get_qos_limits", Value::Null)? {
+        exporter.limits(&limits);
+    }
+    for target in daemon.list("nvmf_get_targets", Value::Null)? {
+        let name = text(&target);
+        if name != TARGET {
+            exporter.remark(format!("target {name}: the kernel has one target"));
+        }
     }
     let document = format!("{:#}\n", exporter.document());
     write(file, force, document.as_bytes())?;
@@ -86,6 +109,7 @@ struct Port {
 #[derive(Default)]
 struct Exporter {
     bdevs: Vec<Value>,
+    transports: Vec<Value>,
     hosts: Vec<String>,
     subsystems: Vec<Value>,
     ports: Vec<Port>,
@@ -96,6 +120,37 @@ impl Exporter {
     fn remark(&mut self, text: String) {
         if !self.remarks.contains(&text) {
             self.remarks.push(text);
+        }
+    }
+
+    /// Limits and weights, which the kernel's target has for nothing.
+    fn limits(&mut self, limits: &Value) {
+        let name = text(&limits["name"]);
+        let what = match text(&limits["type"]).as_str() {
+            "bdev" => format!("limits of device {name}"),
+            "subsystem" => format!("limits of {name}"),
+            "weight" => format!("weight of host {name} at {}", text(&limits["nqn"])),
+            _ => format!("limits of the hosts of {name}"),
+        };
+        self.remark(format!("{what}: the kernel's target limits nothing"));
+    }
+
+    /// The parameters of a port, as text, as nvmetcli has them.
+    fn parameters(&self, transport: &str) -> Value {
+        let sizes = sizes_of(&self.transports, transport);
+        let shown =
+            sizes.into_iter().map(|(name, size)| (name.to_owned(), size.to_string().into()));
+        Value::Object(shown.collect())
+    }
+
+    /// Parameters that the kernel does not take as they are.
+    fn check_parameters(&mut self, transport: &str) {
+        let entries = sizes_of(&self.transports, transport).remove("max_queue_size");
+        if let Some(entries) = entries.filter(|entries| !QUEUE_ENTRIES.contains(entries)) {
+            let (least, most) = (QUEUE_ENTRIES.start(), QUEUE_ENTRIES.end());
+            self.remark(format!(
+                "max_queue_depth {entries} of transport {transport}: the kernel has queues of {least} to {most} entries"
+            ));
         }
     }
 
@@ -110,6 +165,7 @@ impl Exporter {
             json!({
                 "portid": id,
                 "addr": port.addr,
+                "param": self.parameters(&text(&port.addr["trtype"])),
                 "subsystems": port.subsystems,
                 "ana_groups": groups.collect::<Vec<_>>(),
                 "referrals": [],
@@ -128,6 +184,10 @@ impl Exporter {
         let mut allowed = Vec::new();
         for host in elements(subsystem, "hosts") {
             let name = text(&host["nqn"]);
+            if !host["security"].is_null() {
+                let level = text(&host["security"]);
+                self.remark(format!("{nqn}: the level of security of host {name}, {level}"));
+            }
             for key in ["dhchap_key", "dhchap_ctrlr_key", "psk"] {
                 if !host[key].is_null() {
                     self.remark(format!(
@@ -147,6 +207,9 @@ impl Exporter {
         }
         if !subsystem["security"].is_null() {
             self.remark(format!("{nqn}: its level of security, {}", text(&subsystem["security"])));
+        }
+        if subsystem["psk_optional"] == true {
+            self.remark(format!("{nqn}: that hosts with a key for TLS may come without it"));
         }
         let mut attr = Map::new();
         attr.insert("allow_any_host".to_owned(), (if any { "1" } else { "0" }).into());
@@ -207,9 +270,40 @@ impl Exporter {
             let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| nguid[group].to_owned());
             device["nguid"] = groups.join("-").into();
         }
-        let group = namespace["anagrpid"].as_u64().unwrap_or(1);
+        self.differences(&place, namespace, &path);
         // A port of the kernel has the groups that are made in it, and group 1.
+        let group = namespace["anagrpid"].as_u64().unwrap_or(FIRST_GROUP);
+        let group = if group > MAX_GROUP { FIRST_GROUP } else { group };
         Some(json!({ "nsid": nsid, "enable": 1, "ana_grpid": group, "device": device }))
+    }
+
+    /// What is not the same of a namespace that is exported.
+    fn differences(&mut self, place: &str, namespace: &Value, path: &str) {
+        let name = text(&namespace["bdev_name"]);
+        let bdev = self.bdevs.iter().find(|bdev| bdev["name"] == name.as_str()).cloned();
+        let bdev = bdev.unwrap_or_default();
+        if bdev["supported_io_types"]["write"] == false {
+            self.remark(format!(
+                "{place}: that hosts may only read it; the kernel lets them write, unless {path} is a block device that \
+                 is read-only itself"
+            ));
+        }
+        let block_bytes = bdev["block_size"].as_u64().unwrap_or(FILE_BLOCK_BYTES);
+        if !path.starts_with("/dev/") && block_bytes != FILE_BLOCK_BYTES {
+            self.remark(format!(
+                "{place}: its blocks of {block_bytes} bytes; the kernel gives a file blocks of {FILE_BLOCK_BYTES} bytes, \
+                 so partitions and file systems in it may not be found"
+            ));
+        }
+        let eui64 = text(&namespace["eui64"]);
+        if !eui64.is_empty() {
+            self.remark(format!("{place}: its EUI64, {eui64}: the kernel has a UUID and an NGUID"));
+        }
+        if let Some(group) = namespace["anagrpid"].as_u64().filter(|group| *group > MAX_GROUP) {
+            self.remark(format!(
+                "{place}: its ANA group, {group}: the kernel has {MAX_GROUP} groups, so it is in group {FIRST_GROUP} there"
+            ));
+        }
     }
 
     fn listener(&mut self, nqn: &str, listener: &Value) {
@@ -227,6 +321,7 @@ impl Exporter {
             "trsvcid": service,
             "treq": "not specified",
         });
+        self.check_parameters(&transport);
         let level = text(&listener["security"]);
         if !level.is_empty() && level != "plain" {
             (addr["treq"], addr["tsas"]) = ("required".into(), "tls1.3".into());
@@ -242,8 +337,13 @@ impl Exporter {
         let mut states = BTreeMap::new();
         for group in elements(listener, "ana_states") {
             let state = text(&group["ana_state"]).replace('_', "-");
-            if let Some(id) = group["ana_group"].as_u64().filter(|id| *id <= 128) {
+            let Some(id) = group["ana_group"].as_u64() else { continue };
+            if id <= MAX_GROUP {
                 states.insert(id, state);
+            } else if state != "optimized" {
+                self.remark(format!(
+                    "the state {state} of group {id} of {nqn} at {host} port {service}: the kernel has {MAX_GROUP} groups"
+                ));
             }
         }
         let port = &mut self.ports[place];
@@ -266,28 +366,59 @@ impl Exporter {
 mod tests {
     use super::*;
 
+    /// What is said of the configuration of the test.
+    const SAID: [&str; 16] = [
+        "key k of host",
+        "m is neither",
+        "up to 8192",
+        "one state for all",
+        "security of host nqn.2014-08.org.example:h, tls",
+        "may come without it",
+        "namespace 200 of nqn.2014-08.org.example:1: that hosts may only read it",
+        "its blocks of 512 bytes",
+        "its EUI64, 0123456789ABCDEF",
+        "its ANA group, 200",
+        "the state inaccessible of group 200",
+        "max_queue_depth 2048 of transport tcp",
+        "limits of device d",
+        "limits of nqn.2014-08.org.example:1",
+        "weight of host nqn.2014-08.org.example:h at",
+        "limits of the hosts of tenants",
+    ];
+
     #[test]
     fn what_the_kernel_cannot_have_is_said() {
         let file = json!({ "name": "d", "driver_specific": { "uring": { "filename": "/srv/d" } } });
         let memory = json!({ "name": "m", "driver_specific": {} });
-        let mut exporter = Exporter { bdevs: vec![file, memory], ..Exporter::default() };
+        let old = json!({
+            "name": "old", "block_size": 512, "supported_io_types": { "read": true, "write": false },
+            "driver_specific": { "aio": { "filename": "/srv/old" } },
+        });
+        let tcp = json!({ "trtype": "TCP", "in_capsule_data_size": 8192, "max_queue_depth": 2048 });
+        let (bdevs, transports) = (vec![file, memory, old], vec![tcp]);
+        let mut exporter = Exporter { bdevs, transports, ..Exporter::default() };
         let nqn = "nqn.2014-08.org.example:1";
         exporter.subsystem(
             nqn,
             &json!({
                 "nqn": nqn, "allow_any_host": false, "serial_number": "S", "min_cntlid": 1, "max_cntlid": 65519,
-                "hosts": [{ "nqn": "nqn.2014-08.org.example:h", "dhchap_key": "k" }],
+                "psk_optional": true,
+                "hosts": [{ "nqn": "nqn.2014-08.org.example:h", "dhchap_key": "k", "security": "tls" }],
                 "namespaces": [
                     { "nsid": 1, "bdev_name": "d", "uuid": "u", "nguid": "EF90689C6C46D44C89C14067801309A8", "anagrpid": 2 },
                     { "nsid": 2, "bdev_name": "m" },
                     { "nsid": 8193, "bdev_name": "d" },
+                    { "nsid": 200, "bdev_name": "old", "uuid": "u", "anagrpid": 200, "eui64": "0123456789ABCDEF" },
                 ],
             }),
         );
         let listener = |state: &str| {
             json!({
                 "address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420" },
-                "ana_states": [{ "ana_group": 2, "ana_state": state }],
+                "ana_states": [
+                    { "ana_group": 2, "ana_state": state }, { "ana_group": 129, "ana_state": "optimized" },
+                    { "ana_group": 200, "ana_state": "inaccessible" },
+                ],
             })
         };
         exporter.listener(nqn, &listener("non_optimized"));
@@ -295,16 +426,30 @@ mod tests {
         let mut rdma = listener("optimized");
         rdma["address"]["trtype"] = "RDMA".into();
         exporter.listener(nqn, &rdma);
+        for limits in [
+            json!({ "type": "bdev", "name": "d", "rw_ios_per_sec": 1000 }),
+            json!({ "type": "subsystem", "name": nqn }),
+            json!({ "type": "weight", "name": "nqn.2014-08.org.example:h", "nqn": nqn, "weight": 2 }),
+            json!({ "type": "hosts", "name": "tenants" }),
+        ] {
+            exporter.limits(&limits);
+        }
         let document = exporter.document();
         let device = &document["subsystems"][0]["namespaces"][0]["device"];
         assert_eq!(device["nguid"], "ef90689c-6c46-d44c-89c1-4067801309a8");
-        assert_eq!(document["subsystems"][0]["namespaces"].as_array().map(Vec::len), Some(1));
+        assert_eq!(document["subsystems"][0]["namespaces"].as_array().map(Vec::len), Some(2));
+        assert_eq!(document["subsystems"][0]["namespaces"][1]["ana_grpid"], 1);
+        let groups = document["ports"][0]["ana_groups"].as_array().map(Vec::len);
+        assert_eq!(groups, Some(2), "{document}");
+        let param = json!({ "inline_data_size": "8192", "max_queue_size": "2048" });
+        assert_eq!(document["ports"][0]["param"], param);
+        assert_eq!(document["ports"][1]["param"], json!({}));
         let ports = document["ports"].as_array().into_iter().flatten();
         let kinds: Vec<&Value> = ports.map(|port| &port["addr"]["trtype"]).collect();
         assert_eq!(kinds, ["tcp", "rdma"]);
         assert_eq!(document["ports"][0]["ana_groups"][1]["ana"]["state"], "non-optimized");
         assert_eq!(document["hosts"][0]["nqn"], "nqn.2014-08.org.example:h");
-        for words in ["key k of host", "m is neither", "up to 8192", "one state for all"] {
+        for words in SAID {
             assert!(
                 exporter.remarks.iter().any(|remark| remark.contains(words)),
                 "{words}: {:?}",

@@ -29,6 +29,9 @@ const KNOWN_ATTRIBUTES: &[&str] = &[
     "qid_max",
 ];
 
+/// Attributes of an address that are imported, or on which there is a remark of their own.
+const KNOWN_ADDRESS: &[&str] = &["trtype", "adrfam", "traddr", "trsvcid", "treq", "tsas"];
+
 /// What the daemon has.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
@@ -36,6 +39,8 @@ pub(super) struct Taken {
     pub(super) keys: Vec<String>,
     /// Its transports, in small letters.
     pub(super) transports: Vec<String>,
+    /// What its TCP transport has of the parameters of ports, by the kernel's names.
+    pub(super) sizes: BTreeMap<&'static str, i64>,
     pub(super) keys_folder: PathBuf,
 }
 
@@ -66,6 +71,7 @@ pub(super) fn make(saved: &Value, taken: Taken) -> Result<Planned, String> {
     for port in root.list("ports")? {
         planner.port(&port)?;
     }
+    planner.unknown(&root.member("discovery"), &["nqn"]);
     if let Some(nqn) = root.member("discovery").text("nqn")?
         && nqn != "nqn.2014-08.org.nvmexpress.discovery"
     {
@@ -195,7 +201,9 @@ impl Planner {
             values.extend(value);
         }
         let Some(&largest) = values.last() else { return Ok(None) };
-        if self.has_transport("tcp") {
+        if self.has_transport("tcp") && self.taken.sizes.get(name) == Some(&largest) {
+            // Nothing has to be set.
+        } else if self.has_transport("tcp") {
             let text =
                 format!("{name} {largest} is not set, because the transport is there already");
             self.remark("/ports", text);
@@ -217,6 +225,7 @@ impl Planner {
         let path = format!("/hosts/{nqn}");
         self.unknown(host, &["nqn", "dhchap"]);
         let group = host.member("dhchap");
+        self.unknown(&group, &["key", "ctrl_key", "hash", "dhgroup"]);
         let own = self.key(&path, &nqn, (&group, "key", ""))?;
         let theirs = self.key(&path, &nqn, (&group, "ctrl_key", "-ctrl"))?;
         if own.is_some() {
@@ -385,6 +394,14 @@ impl Planner {
             return Ok(());
         }
         let device = namespace.member("device");
+        self.unknown(&device, &["path", "uuid", "nguid", "p2pmem"]);
+        self.unknown(&namespace.member("ana"), &["grpid"]);
+        let reservations = namespace.member("resv");
+        self.unknown(&reservations, &["enable"]);
+        if reservations.text("enable")?.is_some_and(|value| value != "1") {
+            let text = "hosts may make reservations here, which cannot be turned off";
+            self.remark(&format!("{path}/resv_enable"), text);
+        }
         let file = device.text("path")?.filter(|file| file.starts_with('/'));
         let file = file.ok_or_else(|| format!("{path}/device_path has to be an absolute path"))?;
         if let Some(first) = self.devices.get(&file) {
@@ -463,12 +480,17 @@ impl Planner {
         if subsystems.is_empty() {
             self.remark(&path, "it has no subsystem, and is not made");
         }
+        self.unknown(&addr, KNOWN_ADDRESS);
         self.parameters(&path, &port.member("param"))?;
         let address = address(&path, &addr)?;
         let is_secure = addr.text("tsas")?.is_some_and(|tsas| tsas == "tls1.3");
         if is_secure {
             let text = "it is for TLS: the keys of the kernel's keyring are not read; add each host with raceline host add --psk";
             self.remark(&path, text);
+            if addr.text("treq")?.is_some_and(|treq| treq == "not required") {
+                let text = "the kernel takes hosts without TLS here too; the daemon takes those with TLS alone";
+                self.remark(&format!("{path}/addr_treq"), text);
+            }
         }
         for subsystem in subsystems {
             let name = subsystem.itself()?;
@@ -521,6 +543,8 @@ impl Planner {
         for group in port.list("ana_groups")? {
             let id =
                 group.number("grpid")?.ok_or_else(|| format!("{} has no grpid", group.path))?;
+            self.unknown(&group, &["grpid", "ana"]);
+            self.unknown(&group.member("ana"), &["state"]);
             let state =
                 group.member("ana").text("state")?.unwrap_or_else(|| "optimized".to_owned());
             let state = match state.as_str() {
@@ -552,6 +576,8 @@ impl Planner {
         let name = referral.text("name")?.unwrap_or_else(|| "?".to_owned());
         let path = format!("{path}/referrals/{name}");
         let addr = referral.member("addr");
+        self.unknown(referral, &["name", "addr", "enable", "portid"]);
+        self.unknown(&addr, KNOWN_ADDRESS);
         if !matches!(addr.text("trtype")?.as_deref(), Some("tcp" | "rdma")) {
             self.remark(&path, "its transport has no counterpart here");
             return Ok(());

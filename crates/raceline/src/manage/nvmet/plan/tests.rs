@@ -82,6 +82,9 @@ fn what_has_no_counterpart_is_named_by_its_path() {
         { "grpid": 1, "ana": { "state": "non-optimized" } }, { "grpid": 2, "ana": { "state": "change" } },
     ]);
     port["addr"]["tsas"] = "tls1.3".into();
+    port["addr"]["treq"] = "not required".into();
+    port["addr"]["novelty"] = "1".into();
+    port["referrals"] = json!([{ "name": "r", "enable": "0", "addr": { "trtype": "tcp", "new": "1" }, "more": "1" }]);
     let planned = plan_of(&json!({
         "surprise": 1,
         "subsystems": [{
@@ -91,7 +94,7 @@ fn what_has_no_counterpart_is_named_by_its_path() {
             "passthru": [{ "device": { "path": "/dev/nvme7" }, "enable": 1 }],
             "namespaces": [
                 { "nsid": 1, "enable": 0, "device": { "path": "/dev/a" } },
-                { "nsid": 2, "enable": 1, "device": { "path": "/srv/b" }, "buffered_io": "1" },
+                { "nsid": 2, "enable": 1, "device": { "path": "/srv/b", "odd": "1" }, "buffered_io": "1", "resv": { "enable": "0" } },
                 { "nsid": 3, "enable": 1, "device": { "path": "/srv/b" } },
             ],
         }],
@@ -110,9 +113,15 @@ fn what_has_no_counterpart_is_named_by_its_path() {
         ["passthru[0]", "/dev/nvme7"],
         ["namespaces/1", "disabled"],
         ["namespaces/2/buffered_io", "not cached"],
+        ["namespaces/2/resv_enable", "may make reservations"],
+        ["namespaces[1]/device/odd", "nothing like it"],
         ["namespaces/3", "namespaces/2 already"],
         ["allowed_hosts/nqn.2014-08.org.example:stranger", "let in all the same"],
-        ["/ports/1", "TLS"],
+        ["/ports/1", "it is for TLS"],
+        ["/ports/1/addr_treq", "without TLS here too"],
+        ["/ports[0]/addr/novelty", "nothing like it"],
+        ["/ports[0]/referrals[0]/more", "nothing like it"],
+        ["/ports[0]/referrals[0]/addr/new", "nothing like it"],
         ["/ports/1/ana_groups/2", "does not last"],
         ["/ports/2", "rdma"],
         ["/ports/3", "fc"],
@@ -124,6 +133,24 @@ fn what_has_no_counterpart_is_named_by_its_path() {
         calls(&planned, "nvmf_subsystem_listener_set_ana_state")[0]["ana_state"],
         "non_optimized"
     );
+}
+
+#[test]
+fn what_is_the_same_has_no_remark() {
+    let nqn = "nqn.2014-08.org.example:1";
+    for (treq, tsas) in [("required", "tls1.3"), ("not specified", "none")] {
+        let mut port = tcp(&[nqn]);
+        (port["addr"]["treq"], port["addr"]["tsas"]) = (treq.into(), tsas.into());
+        let namespace = json!({
+            "nsid": 1, "enable": 1, "device": { "path": "/srv/a" }, "resv": { "enable": "1" },
+        });
+        let saved = json!({
+            "subsystems": [{ "nqn": nqn, "attr": {}, "namespaces": [namespace] }], "ports": [port],
+        });
+        let remarks = plan_of(&saved).unwrap().plan.remarks;
+        let others = remarks.iter().filter(|remark| !remark.contains("it is for TLS"));
+        assert_eq!(others.count(), 0, "{remarks:?}");
+    }
 }
 
 #[test]
@@ -168,6 +195,14 @@ fn parameters_of_ports_are_set_for_all_or_named() {
     let planned = make(&saved, taken).unwrap();
     assert!(calls(&planned, "nvmf_create_transport").is_empty());
     remarked(&planned, &["/ports", "max_queue_size 256 is not set"]);
+    // A transport that has the value already is as it should be.
+    let taken = Taken {
+        transports: vec!["tcp".to_owned()],
+        sizes: BTreeMap::from([("max_queue_size", 256)]),
+        ..Taken::default()
+    };
+    let remarks = make(&saved, taken).unwrap().plan.remarks;
+    assert!(remarks.iter().all(|remark| !remark.contains("max_queue_size")), "{remarks:?}");
 }
 
 #[test]
