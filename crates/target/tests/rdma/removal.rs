@@ -179,6 +179,30 @@ fn a_listener_that_is_restored_waits_for_its_device() {
     fabric.end();
 }
 
+/// However patient it is, since no device will ever have such an address.
+#[test]
+fn a_listener_at_all_addresses_is_refused_at_once() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let target = bare_target();
+    let streams = fabric.streams(&config(1));
+    for patience in [Patience::None, Patience::ForDevice, Patience::ForPredecessor] {
+        streams.set_patience(patience);
+        for all in ["0.0.0.0:4420", "[::]:4420", "[::ffff:0.0.0.0]:4420"] {
+            let all: SocketAddr = all.parse().unwrap();
+            match target.add_listener_with(all, Some(streams.clone() as _)) {
+                Err(TargetError::Listen { error, .. }) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+                    assert!(error.to_string().contains("stands for all addresses"), "{error}");
+                }
+                other => panic!("{patience:?}, {all}: {other:?}"),
+            }
+        }
+    }
+    assert_eq!(fabric.tries.load(Ordering::Relaxed), 0, "no device is looked for");
+    target.shutdown().unwrap();
+    fabric.end();
+}
+
 /// The kernel may still take down what a killed process had.
 #[test]
 fn after_a_restart_an_address_may_be_in_use_for_a_moment() {
