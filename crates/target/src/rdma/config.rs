@@ -14,6 +14,10 @@ use crate::changes::config::TargetConfig;
 /// As many as SPDK's `max_srq_depth` unless set.
 pub const SHARED_RECEIVES: u32 = 4096;
 
+/// Entries of the completion queue of a core, as soft RoCE has them at most. Adapters have one entry more, round that up to a
+/// power of two, and lock the memory: 32,768 entries of 64 bytes are 2 MiB for each core of each listener.
+const COMPLETIONS: u32 = (1 << 15) - 1;
+
 /// A device of a listener.
 pub(super) type Device = Box<dyn WaitingDevice>;
 
@@ -66,7 +70,7 @@ impl RdmaConfig {
             reads_regions: false,
             connections: 1024,
             stuck_after: Duration::from_secs(30),
-            completions: 1 << 16,
+            completions: COMPLETIONS,
         }
     }
 
@@ -132,6 +136,13 @@ impl RdmaConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_completion_queue_fills_a_power_of_two() {
+        // A single entry more doubles what an adapter locks.
+        assert!((RdmaConfig::of(&TargetConfig::default()).completions + 1).is_power_of_two());
+        assert_eq!((COMPLETIONS + 1) * 64, 2 << 20);
+    }
 
     #[test]
     fn cores_share_the_memory_for_data_out() {
