@@ -76,6 +76,7 @@ fn bring_up(setup: u8, answers: &mut Answers<'_>) {
         keep_alive: setup & 2 != 0,
         io_queues: u16::from(setup >> 2),
         ana: true,
+        rdma: false,
     };
     let mut bring_up = BringUp::new(config);
     let mut now = Instant::now();

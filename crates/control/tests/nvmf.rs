@@ -71,6 +71,13 @@ fn rdma_needs_its_transport_its_libraries_and_a_device() {
     let add = "nvmf_subsystem_add_listener";
     let missing = refused(add, listener.clone());
     assert!(missing.contains("transport") && missing.contains("RDMA"), "{missing}");
+    // Each listener has one device, so no address can stand for all.
+    for all in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
+        let address = json!({ "trtype": "RDMA", "traddr": all, "trsvcid": "4420" });
+        let error = refused(add, json!({ "nqn": NQN, "listen_address": address }));
+        assert!(error.contains("stands for all addresses, and a listener for RDMA"), "{error}");
+        assert!(error.contains("each RDMA device"), "{error}");
+    }
     match daemon.call("nvmf_create_transport", rdma.clone()) {
         Err(error) => {
             assert!(error.contains("install Debian's packages"), "{error}");

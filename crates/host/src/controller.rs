@@ -26,6 +26,7 @@ use crate::config::{Association, HostConfig};
 use crate::error::{CommandError, HostError, RejectedReason};
 use crate::path::{DEFAULT_QUIESCE, Fence, Lease, PathAna};
 use crate::queue::{QueueEvent, QueuePair};
+use crate::transport::Transport;
 use ana::AnaFollower;
 use reset::Resets;
 
@@ -345,6 +346,7 @@ impl Controller {
             keep_alive: self.config.kato_ms > 0,
             io_queues: self.config.queue_request().total(),
             ana: self.config.multipath.is_some(),
+            rdma: self.config.transport == Transport::Rdma,
         })));
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use raceline_auth::{DhchapSecret, KeyPair, TlsKey};
 use raceline_proto::nvme::Nqn;
-use raceline_target::Keys;
+use raceline_target::{Keys, check_rdma_address};
 use raceline_tls::Offload;
 
 use crate::cli::export::ExportArgs;
@@ -141,6 +141,10 @@ fn check_rdma(listen: &[SocketAddr], args: &ExportArgs) -> Result<(), Failure> {
              out, or this address"
         )));
     }
+    for address in listen {
+        check_rdma_address(*address)
+            .map_err(|error| Failure::usage(format!("-l rdma://{address}: {error}")))?;
+    }
     if let Some(address) = listen.iter().find(|address| address.port() == 0) {
         return Err(Failure::usage(format!(
             "-l rdma://{address}: a listener for RDMA needs a port: 4420 is the usual one"
@@ -230,6 +234,10 @@ mod tests {
                 "-l 127.0.0.1:1 is there twice",
             ),
             ("-l rdma://127.0.0.1:1 --tls", "TLS is for TCP"),
+            ("-l rdma://0.0.0.0", "-l rdma://0.0.0.0:4420: 0.0.0.0 stands for all addresses"),
+            ("-l rdma://0.0.0.0 --allow-wildcard --insecure --allow-any-host", "each RDMA device"),
+            ("-l 127.0.0.1 -l rdma://[::]:1 --allow-wildcard", ":: stands for all addresses"),
+            ("-l rdma://[::ffff:0.0.0.0]:1", "stands for all addresses"),
             ("-l rdma://127.0.0.1:1 --iscsi", "--iscsi-listen"),
             ("-l rdma://192.0.2.1 --allow-any-host", "--insecure"),
         ] {

@@ -30,6 +30,9 @@ use crate::verbs::{
 use crate::waiting::{Given, Kin, WaitingDevice};
 use state::{Node, State, id, index};
 
+/// Bytes of the longest inline request.
+const MOST_INLINE: u32 = 64;
+
 /// What kind of devices the network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -83,8 +86,17 @@ pub struct NetworkConfig {
     pub promises_to_tell: bool,
     /// The next queue pair gets the number of the one that was destroyed last.
     pub reuses_numbers: bool,
-    /// RDMA READs at a time on a queue pair.
-    pub reads: u8,
+    /// Requests in one queue of a pair.
+    pub work_requests: u32,
+    /// RDMA READs at a time that a queue pair begins.
+    pub reads_begun: u8,
+    /// RDMA READs of the peer at a time that a queue pair answers.
+    pub reads_answered: u8,
+    /// Devices invalidate keys of the peer with a SEND. Otherwise such a SEND fails, as that of an operation that the device
+    /// does not have.
+    pub invalidates: bool,
+    /// Bytes of inline requests, 64 at most.
+    pub inline_bytes: u32,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -101,7 +113,11 @@ impl Default for NetworkConfig {
             tells_last_receive: true,
             promises_to_tell: false,
             reuses_numbers: false,
-            reads: 16,
+            work_requests: 1 << 14,
+            reads_begun: 16,
+            reads_answered: 16,
+            invalidates: true,
+            inline_bytes: 64,
             faults: Faults::default(),
         }
     }
@@ -400,13 +416,13 @@ impl Provider for FakeDevice {
         let state = self.network.lock();
         Capabilities {
             completions: state.nodes[self.node].capacity,
-            work_requests: 1 << 14,
+            work_requests: state.config.work_requests,
             shared_receives: state.config.shared_receives,
             tells_last_receive: state.config.tells_last_receive || state.config.promises_to_tell,
-            reads_answered: state.config.reads,
-            reads_begun: state.config.reads,
-            inline_bytes: 64,
-            send_with_invalidate: true,
+            reads_answered: state.config.reads_answered,
+            reads_begun: state.config.reads_begun,
+            inline_bytes: state.config.inline_bytes.min(MOST_INLINE),
+            send_with_invalidate: state.config.invalidates,
             is_iwarp: state.config.profile == Profile::Iwarp,
         }
     }

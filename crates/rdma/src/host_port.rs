@@ -76,9 +76,27 @@ pub enum ConnectError {
         /// Those that the device has made.
         all: u32,
     },
+    /// The device's queue pairs are too short (`max_qp_wr`).
+    #[error(
+        "the queue needs {needed} requests in its queue pair, and this end's device has {most}: use queues of {entries} \
+         entries at most"
+    )]
+    Requests {
+        /// Of this queue.
+        needed: u32,
+        /// Most that the device has.
+        most: u32,
+        /// Entries of the longest queue.
+        entries: u32,
+    },
 }
 
 impl ConnectError {
+    /// A queue pair of this end's device has no room for as many commands.
+    fn requests(needed: u32, most: u32) -> Self {
+        Self::Requests { needed, most, entries: most.saturating_add(1) }
+    }
+
     /// Whether the same may succeed shortly.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -373,6 +391,9 @@ impl<P: Provider> HostPort<P> {
         let can = self.provider.capabilities();
         let entries = u16::try_from(config.request.entries).unwrap_or(u16::MAX);
         let commands = entries.saturating_sub(1).max(1);
+        if u32::from(commands) > can.work_requests {
+            return Err(ConnectError::requests(commands.into(), can.work_requests));
+        }
         // A completion queue that overflows ends all its queue pairs.
         let needed = u32::from(commands) * 2;
         let free = can.completions.saturating_sub(self.promised);

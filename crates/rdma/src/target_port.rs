@@ -33,7 +33,7 @@ const EVENTS_PER_POLL: usize = 16;
 pub struct PortConfig {
     /// Most of what a queue is granted.
     pub grant: GrantLimits,
-    /// Capsules of I/O queues.
+    /// Capsules of I/O queues. Those of admin queues follow ([`CapsuleLimits::admin`]).
     pub io: CapsuleLimits,
     /// Receives that all queues share, at most; 0: each queue has its own. So has a queue for which they do not suffice,
     /// and every queue where the device shares none or is iWARP.
@@ -655,7 +655,7 @@ impl<P: Provider> TargetPort<P> {
         let (request, grant) = self.judge(asked)?;
         self.renew_shared();
         let limits = if request.qid.is_admin() {
-            CapsuleLimits::admin(self.config.io.transfer_bytes)
+            CapsuleLimits::admin(&self.config.io)
         } else {
             self.config.io
         };

@@ -118,7 +118,7 @@ pub use raceline_proto::nvme::ana::AnaState;
 pub use raceline_proto::reservation::Reservations;
 pub use rdma::{
     OpenDevice, Patience, RdmaConfig, RdmaDeviceStats, RdmaStreams, SHARED_RECEIVES,
-    load_rdma_libraries,
+    check_rdma_address, load_rdma_libraries,
 };
 pub use records::counters::{IscsiTotals, QueueTotals};
 pub use records::ledger::AddressStats;

@@ -38,4 +38,4 @@ mod works;
 pub use config::{OpenDevice, RdmaConfig, SHARED_RECEIVES};
 pub use patience::Patience;
 pub use raceline_rdma::device::load_libraries as load_rdma_libraries;
-pub use streams::{RdmaDeviceStats, RdmaStreams};
+pub use streams::{RdmaDeviceStats, RdmaStreams, check_rdma_address};

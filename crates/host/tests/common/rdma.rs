@@ -69,6 +69,25 @@ fn what_is_written_is_read_over_roce_and_iwarp() {
     }
 }
 
+/// As Linux does: data go in capsules where SGLs may have an offset, and without keyed SGLs there is no controller.
+#[test]
+fn a_controller_says_by_its_sgls_what_goes_in_capsules() {
+    let served = Served::start(NetworkConfig::default());
+    served.shared.lacks_sgls.store(1 << 20, Ordering::Relaxed);
+    let host = Host::connect(over(&served.network)).unwrap();
+    verify(&host);
+    host.disconnect();
+    let io = served.seen().io;
+    assert!(io.contains(&(io::WRITE, false)) && io.iter().all(|(_, in_capsule)| !in_capsule));
+    for subnqn in [config().subnqn, Nqn::discovery()] {
+        served.shared.lacks_sgls.store(1 << 2, Ordering::Relaxed);
+        let error = Host::connect(HostConfig { subnqn, ..over(&served.network) }).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("keyed SGLs (SGLS bit 2 is 0)") && text.contains("TCP"), "{text}");
+    }
+    served.finish();
+}
+
 #[test]
 fn connections_come_from_the_address_that_is_named() {
     let served = Served::start(NetworkConfig::default());

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -90,6 +90,8 @@ pub struct Shared {
     pub keeps_writes: AtomicBool,
     /// New connections are ended at once.
     pub is_away: AtomicBool,
+    /// Bits of SGLS that Identify leaves out.
+    pub lacks_sgls: AtomicU32,
     /// Identify of the namespace and its descriptors, for a namespace that other controllers have, too.
     pub namespace: Mutex<Option<[Vec<u8>; 2]>>,
     /// What becomes of the next command of a kind.
@@ -525,7 +527,9 @@ impl Target {
                 page[516] = 1;
                 page[520] = 0xd;
                 // SGLs, keyed, with an offset.
-                page[536..540].copy_from_slice(&(1u32 | 1 << 2 | 1 << 20).to_le_bytes());
+                let lacks = self.shared.lacks_sgls.load(Ordering::Relaxed);
+                let sgls = (1u32 | 1 << 2 | 1 << 20) & !lacks;
+                page[536..540].copy_from_slice(&sgls.to_le_bytes());
                 page[1792..1796].copy_from_slice(&((IN_CAPSULE + 64) / 16).to_le_bytes());
                 page[1796] = 1;
             }

@@ -35,6 +35,8 @@ pub struct BringUpConfig {
     pub io_queues: u16,
     /// The host knows several paths, and follows the ANA log if there is one.
     pub ana: bool,
+    /// The transport is RDMA.
+    pub rdma: bool,
 }
 
 impl BringUpConfig {
@@ -316,11 +318,14 @@ impl BringUp {
     }
 
     fn handle_identify(&mut self, data: &[u8]) -> Result<(), BringUpError> {
-        let controller = ControllerInfo::parse(data).map_err(BringUpError::Info)?;
+        let mut controller = ControllerInfo::parse(data).map_err(BringUpError::Info)?;
         let config = self.config;
         controller
             .check(config.cntlid, config.discovery, config.keep_alive)
             .map_err(BringUpError::Info)?;
+        if config.rdma {
+            controller.adapt_to_rdma().map_err(BringUpError::Info)?;
+        }
         self.controller = Some(controller);
         self.step = if config.discovery || config.io_queues == 0 {
             self.step_after_queues()
@@ -387,6 +392,7 @@ mod tests {
         keep_alive: true,
         io_queues: 4,
         ana: false,
+        rdma: false,
     };
 
     /// A controller: properties, identify pages, and the requests it got.
@@ -502,6 +508,20 @@ mod tests {
         assert_eq!((error.to_string().as_str(), error.is_permanent()), (text, false));
         let mut without = Scripted::new();
         assert_eq!(without.run(config).unwrap().ana, None);
+    }
+
+    #[test]
+    fn over_rdma_a_controller_has_keyed_sgls() {
+        let up = |sgls: u32, discovery| {
+            let mut controller = Scripted::new();
+            controller.controller[536..540].copy_from_slice(&sgls.to_le_bytes());
+            let up = controller.run(BringUpConfig { rdma: true, discovery, ..CONFIG });
+            up.map(|up| up.controller.in_capsule_bytes)
+        };
+        let error = BringUpError::Info(InfoError::NoKeyedSgls);
+        assert_eq!((up(1, false), up(1, true)), (Err(error), Err(error)));
+        assert!(error.is_permanent());
+        assert_eq!((up(1 | 1 << 2, false), up(1 | 1 << 2 | 1 << 20, false)), (Ok(0), Ok(8192)));
     }
 
     #[test]

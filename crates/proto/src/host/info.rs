@@ -8,7 +8,8 @@ use zerocopy::FromBytes;
 use crate::nvme::cross_reset::ControllerInstance;
 use crate::nvme::identify::{
     CMIC_ANA, CTRATT_TRAFFIC_BASED_KEEP_ALIVE, DLFEAT_READS_ZEROES, IdentifyController,
-    IdentifyNamespace, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, VWC_PRESENT,
+    IdentifyNamespace, NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSFEAT_OPTPERF, SGLS_KEYED,
+    SGLS_OFFSET, VWC_PRESENT,
 };
 use crate::nvme::{ControllerId, NamespaceId, Nqn};
 
@@ -46,7 +47,7 @@ pub struct ControllerInfo {
     pub controller_type: u8,
     /// MDTS in bytes; `None` when the controller sets no limit.
     pub max_transfer_bytes: Option<u32>,
-    /// In-capsule data that a command on an I/O queue may carry (from IOCCSZ).
+    /// In-capsule data that a command on an I/O queue may carry (from IOCCSZ; over RDMA also from SGLS).
     pub in_capsule_bytes: u32,
     /// KAS: keep alive granularity in 100 ms; 0 for no keep alive.
     pub kas: u16,
@@ -86,6 +87,8 @@ pub enum InfoError {
     InCapsuleOffset(u16),
     /// SGLS says that there are no SGLs.
     NoSgls,
+    /// SGLS says that there are no keyed data blocks, though the transport is RDMA.
+    NoKeyedSgls,
     /// LBADS names a block size that this host cannot use.
     BlockSize(u8),
     /// The blocks carry metadata.
@@ -112,6 +115,10 @@ impl fmt::Display for InfoError {
                 write!(f, "in-capsule data have an offset (ICDOFF is {offset})")
             }
             Self::NoSgls => write!(f, "the controller does not support SGLs"),
+            Self::NoKeyedSgls => write!(
+                f,
+                "the controller does not support keyed SGLs (SGLS bit 2 is 0), which RDMA needs: connect to it over TCP"
+            ),
             Self::BlockSize(lbads) => write!(f, "blocks of 2^{lbads} bytes cannot be used"),
             Self::Metadata(bytes) => {
                 write!(f, "blocks with {bytes} bytes of metadata cannot be used")
@@ -237,6 +244,24 @@ impl ControllerInfo {
         }
         if icdoff != 0 {
             return Err(InfoError::InCapsuleOffset(icdoff));
+        }
+        Ok(())
+    }
+}
+
+impl ControllerInfo {
+    /// Whether this host can use the controller over RDMA, by the same rules as Linux: keyed data blocks are needed
+    /// (SGLS bit 2), and data go in capsules only where SGLs may have an offset (bit 20; Base 2.0, figure 276).
+    ///
+    /// # Errors
+    /// When there are no keyed data blocks.
+    pub fn adapt_to_rdma(&mut self) -> Result<(), InfoError> {
+        let sgls = self.raw.sgls.get();
+        if sgls & SGLS_KEYED == 0 {
+            return Err(InfoError::NoKeyedSgls);
+        }
+        if sgls & SGLS_OFFSET == 0 {
+            self.in_capsule_bytes = 0;
         }
         Ok(())
     }
@@ -423,6 +448,21 @@ pub(crate) mod tests {
         let info = ControllerInfo::parse(&page).unwrap();
         assert_eq!(info.check(ControllerId(7), false, true), Err(InfoError::CommandCapsule(3)));
         assert_eq!(ControllerInfo::parse(&[0; 4095]), Err(InfoError::Short));
+    }
+
+    #[test]
+    fn what_a_controller_needs_over_rdma() {
+        let adapt = |sgls: u32| {
+            let mut page = controller_page(7);
+            page[536..540].copy_from_slice(&sgls.to_le_bytes());
+            let mut info = ControllerInfo::parse(&page).unwrap();
+            info.check(ControllerId(7), false, true).unwrap();
+            info.adapt_to_rdma().map(|()| info.in_capsule_bytes)
+        };
+        assert_eq!(adapt(1 | 1 << 2 | 1 << 20), Ok(8192));
+        assert_eq!(adapt(1 | 1 << 2), Ok(0), "no data go in capsules");
+        assert_eq!(adapt(1), Err(InfoError::NoKeyedSgls));
+        assert_eq!(adapt(1 | 1 << 20), Err(InfoError::NoKeyedSgls));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub const RESPONSE_CAPSULE_LEN: usize = Cqe::LEN;
 /// What a controller takes in the commands of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapsuleLimits {
-    /// Bytes of data in a capsule, behind the command: (IOCCSZ * 16) - 64. 0 on admin queues.
+    /// Bytes of data in a capsule, behind the command: (IOCCSZ * 16) - 64.
     pub in_capsule_bytes: u32,
     /// Descriptors of a list in a capsule: MSDBD. 0 on admin queues.
     pub descriptors: u8,
@@ -29,10 +29,13 @@ pub struct CapsuleLimits {
 }
 
 impl CapsuleLimits {
-    /// Of an admin queue: its capsules hold a command and nothing else.
+    /// Of an admin queue, beside I/O queues with these limits: its capsules hold as many bytes of data, and no list.
+    ///
+    /// SPDK's host decides about data in the capsule by IOCCSZ alone, whatever the queue is
+    /// (`nvme_rdma_req_init`, `icd_supported`), and SPDK's target takes such capsules.
     #[must_use]
-    pub fn admin(transfer_bytes: u32) -> Self {
-        Self { in_capsule_bytes: 0, descriptors: 0, transfer_bytes }
+    pub fn admin(io: &Self) -> Self {
+        Self { descriptors: 0, ..*io }
     }
 
     /// The longest capsule.

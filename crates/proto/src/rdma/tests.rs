@@ -211,7 +211,8 @@ fn data_in_the_capsule_are_bounded_by_what_was_received() {
     assert_eq!(to_host, Err(Status::INVALID_FIELD.dnr()), "a response has no data");
     // Above what the queue's capsules hold, even if they were received.
     let capsule = capsule(WRITE, sgl(0, 512), &behind);
-    let parsed = CommandCapsule::parse(&capsule, &CapsuleLimits::admin(1 << 20)).unwrap();
+    let none = CapsuleLimits { in_capsule_bytes: 0, ..LIMITS };
+    let parsed = CommandCapsule::parse(&capsule, &none).unwrap();
     assert_eq!(parsed.data, Err(Status::DATA_SGL_LENGTH_INVALID.dnr()));
 }
 
@@ -248,7 +249,7 @@ fn lists_are_bounded_by_what_was_received() {
     refused(offset(0, 32, 0x31), &large, Status::DATA_SGL_LENGTH_INVALID);
     // Admin queues take one descriptor, in the command.
     let admin = capsule(READ, offset(0, 16, 0x31), &list);
-    let parsed = CommandCapsule::parse(&admin, &CapsuleLimits::admin(1 << 20)).unwrap();
+    let parsed = CommandCapsule::parse(&admin, &CapsuleLimits::admin(&LIMITS)).unwrap();
     assert_eq!(parsed.data, Err(Status::INVALID_SGL_COUNT.dnr()));
 }
 
@@ -277,7 +278,10 @@ fn a_controller_sees_a_transfer_of_as_many_bytes() {
 fn longest_capsules() {
     assert_eq!(LIMITS.capsule_len(), 64 + 4096);
     assert_eq!(CapsuleLimits { in_capsule_bytes: 0, ..LIMITS }.capsule_len(), 64 + 256);
-    assert_eq!(CapsuleLimits::admin(4096).capsule_len(), 64);
+    // Those of admin queues hold data, and no list.
+    assert_eq!(CapsuleLimits::admin(&LIMITS).capsule_len(), 64 + 4096);
+    let small = CapsuleLimits { in_capsule_bytes: 128, ..LIMITS };
+    assert_eq!(CapsuleLimits::admin(&small).capsule_len(), 64 + 128);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use super::gone;
 use super::state::{Pair, PairState, Phase, State, Step, id, index};
+use super::{MOST_INLINE, gone};
 use crate::verbs::{Completion, ConnectionId, Event, PairConfig, ProviderError, Rejection};
 
 /// Private data are padded to these lengths where the manager is InfiniBand's: of a request, an accept, a reject.
@@ -77,7 +77,13 @@ impl State {
             self.misuse("a queue pair is made in a domain that is closed");
             return Err(refused(what, "there is no such domain"));
         }
-        let granted = PairConfig { inline_bytes: config.inline_bytes.min(64), ..*config };
+        let can = self.config;
+        // As the kernel says it of a queue pair that the device cannot have.
+        if config.sends.max(config.receives) > can.work_requests {
+            return Err(refused(what, "Invalid argument"));
+        }
+        let inline_bytes = config.inline_bytes.min(can.inline_bytes).min(MOST_INLINE);
+        let granted = PairConfig { inline_bytes, ..*config };
         self.pairs[at].config = Some(granted);
         self.give_number(at);
         Ok(granted)
@@ -99,7 +105,10 @@ impl State {
             self.misuse("a connection asks before its address is known and its queue pair is made");
             return Err(refused(what, "out of order"));
         }
-        self.pairs[at].phase = Phase::Asked;
+        if reads > self.config.reads_answered {
+            self.misuse("a host offers to answer more RDMA READs than its device can");
+        }
+        (self.pairs[at].phase, self.pairs[at].answers) = (Phase::Asked, reads);
         let address = self.pairs[at].address;
         let listener = self
             .nodes
@@ -149,6 +158,11 @@ impl State {
         let at = self.live(node, connection, what).ok_or(refused(what, "no such connection"))?;
         let peer = self.pairs[at].peer.filter(|&peer| self.pairs[peer].phase == Phase::Asked);
         let Some(peer) = peer else { return Err(refused(what, "the peer is gone")) };
+        if reads > self.config.reads_begun.min(self.pairs[peer].answers) {
+            self.misuse(
+                "a target begins more RDMA READs than its device can, or than the host answers",
+            );
+        }
         let shares = self.pairs[at].shares_receives();
         if self.pairs[at].config.is_none() || self.pairs[at].receives.is_empty() && !shares {
             self.misuse("a request is accepted before its receives are posted");

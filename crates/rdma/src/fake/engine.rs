@@ -83,7 +83,8 @@ impl State {
             self.misuse("an inline request is not of this end's memory");
             return None;
         };
-        if source.len() > bytes.len() {
+        let granted = self.pairs[at].config.map_or(0, |config| config.inline_bytes);
+        if len > granted || source.len() > bytes.len() {
             self.misuse("an inline request is too long");
             return None;
         }
@@ -290,6 +291,9 @@ impl State {
             return Outcome::BothFailed(WorkStatus::REM_ABORT_ERR);
         }
         match work.operation {
+            Operation::Send { invalidate: Some(_) } if !self.config.invalidates => {
+                Outcome::Failed(WorkStatus::LOC_QP_OP_ERR)
+            }
             Operation::Send { invalidate } => self.deliver(at, peer, waiting, invalidate),
             Operation::Write { remote, key } => {
                 let Some(bytes) = self.local_bytes(at, waiting) else {

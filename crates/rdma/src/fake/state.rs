@@ -200,6 +200,8 @@ pub(super) struct Pair {
     pub(super) receives_taken: u32,
     pub(super) reads: u8,
     pub(super) max_reads: u8,
+    /// RDMA READs that its owner has said it answers at a time.
+    pub(super) answers: u8,
     /// Where the data of the peer's last RDMA READs went, as iWARP's requests say it.
     pub(super) sinks: VecDeque<Slice>,
     pub(super) engine_is_due: bool,
@@ -233,6 +235,7 @@ impl Pair {
             receives_taken: 0,
             reads: 0,
             max_reads: 0,
+            answers: 0,
             sinks: VecDeque::new(),
             engine_is_due: false,
             flush_is_due: false,

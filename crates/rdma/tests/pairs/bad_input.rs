@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use raceline_proto::nvme::{Cqe, QueueId};
-use raceline_proto::rdma::{AcceptData, KeyedBlock, Violation, WorkStatus};
+use raceline_proto::rdma::{AcceptData, CapsuleLimits, KeyedBlock, Violation, WorkStatus};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
     Access, ConnectionId, DomainId, Event, Operation, PairConfig, Provider, RecvWork, Region,
@@ -13,7 +13,7 @@ use raceline_rdma::{HostTransfer, Loss, PortConfig};
 use zerocopy::IntoBytes;
 
 use super::raw::{Raw, command};
-use super::support::{BLOCK, Host, Pair, READ, WRITE, address, io, port_config};
+use super::support::{BLOCK, Host, IO, Pair, READ, WRITE, address, io, port_config};
 
 /// Two connections, of which the second must not notice what the first does.
 fn two(profile: Profile) -> (Pair, ConnectionId) {
@@ -210,17 +210,39 @@ fn a_host_that_takes_all_receives_ends_alone() {
     }
 }
 
-#[test]
-fn a_capsule_of_an_admin_queue_is_no_longer_than_a_command() {
-    let mut pair = Pair::new(NetworkConfig::default(), port_config());
+/// What a target that takes `data` bytes of data in a capsule makes of a capsule of `len` bytes on its admin queue.
+fn admin_capsule(data: u32, shared_receives: u32, len: usize) -> Option<Loss> {
+    let io = CapsuleLimits { in_capsule_bytes: data, ..IO };
+    let port = PortConfig { io, shared_receives, ..port_config() };
+    let mut pair = Pair::new(NetworkConfig::default(), port);
     let mut raw = Raw::new(&pair.network);
     let id = raw.connect_as(&mut pair, QueueId::ADMIN, 8);
-    raw.send(id, &[0x40; 65]);
+    let mut capsule = command(1).as_bytes().to_vec();
+    capsule.resize(len, 0x5a);
+    raw.send(id, &capsule);
     pair.settle(Duration::from_secs(2));
-    // A shared receive has room for it.
-    assert_eq!(pair.target.losses[0].1, Loss::Violation(Violation::CommandLong));
+    let loss = pair.target.losses.first().map(|(_, loss)| *loss);
+    let is_answered = raw.completions().iter().any(|done| done.bytes == 16);
+    assert_ne!(is_answered, loss.is_some(), "{len} bytes");
     raw.leave(id);
+    pair.settle(Duration::from_secs(2));
     pair.end();
+    loss
+}
+
+#[test]
+fn capsules_of_an_admin_queue_hold_as_much_data_as_those_of_others() {
+    for shared_receives in [64, 0] {
+        let take = |data, len| admin_capsule(data, shared_receives, len);
+        for len in [64, 65, 64 + 1024] {
+            assert_eq!(take(1024, len), None, "{len} bytes of 64 + 1024");
+        }
+        let long = Loss::Work("a receive", WorkStatus::LOC_LEN_ERR);
+        assert_eq!(take(1024, 64 + 1025), Some(long), "no receive has room for it");
+        // Without data, I/O queues still have room for lists, and so has a shared receive.
+        let loss = if shared_receives > 0 { Loss::Violation(Violation::CommandLong) } else { long };
+        assert_eq!((take(0, 64), take(0, 65)), (None, Some(loss)));
+    }
 }
 
 /// A target that answers one command with whatever it likes.

@@ -202,6 +202,33 @@ fn no_queue_pair_more_than_the_completion_queue_holds() {
     pair.end();
 }
 
+/// A queue of 16 entries has 32 requests in the send queue of the target, and 15 in that of the host.
+#[test]
+fn queue_pairs_that_are_longer_than_a_device_has_them_are_refused() {
+    for (work_requests, shared_receives) in [(32, 0), (32, 64), (31, 0), (31, 64), (14, 0)] {
+        let config = NetworkConfig { work_requests, ..NetworkConfig::default() };
+        let mut pair = Pair::new(config, PortConfig { shared_receives, ..port_config() });
+        pair.connect(&[1]);
+        match work_requests {
+            32 => assert_eq!((pair.host.live.len(), &pair.host.failures[..]), (1, &[][..])),
+            31 => {
+                let refused = ConnectError::Rejected(RejectStatus::NoResources);
+                assert_eq!(pair.host.failures, [refused]);
+                let refusal = Refusal::Requests { needed: 32, most: 31 };
+                assert_eq!(pair.target.refusals, [refusal]);
+            }
+            most => {
+                let error = ConnectError::Requests { needed: 15, most, entries: 15 };
+                assert!(error.to_string().ends_with("use queues of 15 entries at most"), "{error}");
+                assert_eq!(pair.host.failures, [error]);
+                assert_eq!(pair.target.refusals, []);
+            }
+        }
+        pair.settle(Duration::from_secs(2));
+        pair.end();
+    }
+}
+
 #[test]
 fn queues_beyond_the_shared_receives_have_their_own() {
     // Of queues with 16 entries, two take shared receives on RoCE, and none on iWARP.

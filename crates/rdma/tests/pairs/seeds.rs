@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use raceline_proto::rdma::WorkStatus;
 use raceline_rdma::fake::{Faults, NetworkConfig, Profile};
-
-use raceline_rdma::PortConfig;
+use raceline_rdma::{Loss, PortConfig};
 
 use super::support::{Dice, Pair, port_config};
 
@@ -26,13 +26,29 @@ fn config(seed: u64) -> NetworkConfig {
         cut_message: rare(800),
         removal: 0,
     };
+    // Each of these runs ends with the device of one end.
+    let ends = Faults { removal: 1 + dice.below(1500), ..Faults::default() };
+    let pick = |dice: &mut Dice, among: &[u8]| {
+        among[usize::try_from(dice.below(u32::try_from(among.len()).unwrap())).unwrap()]
+    };
+    let (reads_begun, reads_answered) =
+        (pick(&mut dice, &[1, 2, 16]), pick(&mut dice, &[1, 3, 16]));
     NetworkConfig {
         seed,
         profile: if seed.is_multiple_of(2) { Profile::Roce } else { Profile::Iwarp },
         delay: Duration::from_micros([0, 5, 100, 3000][usize::try_from(seed / 2 % 4).unwrap()]),
         reuses_numbers: seed.is_multiple_of(7),
-        reads: [1, 2, 16][usize::try_from(seed % 3).unwrap()],
-        faults: if seed.is_multiple_of(5) { Faults::default() } else { faults },
+        reads_begun,
+        reads_answered,
+        invalidates: dice.below(3) > 0,
+        // A response needs 16 bytes, a command 64.
+        inline_bytes: [0, 15, 16, 63, 64][usize::try_from(dice.below(5)).unwrap()],
+        faults: match seed % 40 {
+            // One of each profile.
+            4 | 27 => ends,
+            _ if seed.is_multiple_of(5) => Faults::default(),
+            _ => faults,
+        },
         ..NetworkConfig::default()
     }
 }
@@ -45,14 +61,21 @@ fn run(seed: u64) -> (u64, u64) {
     let port = PortConfig { shared_receives, ..port_config() };
     let mut pair = Pair::new(config, port);
     let mut steps = 0u64;
-    while pair.host.completed + pair.host.ended < COMMANDS {
+    let ends_with_device = config.faults.removal > 0;
+    while ends_with_device || pair.host.completed + pair.host.ended < COMMANDS {
+        if pair.host.port.is_device_gone() || pair.target.port.is_device_gone() {
+            assert!(ends_with_device, "a device has failed");
+            break;
+        }
         steps += 1;
         assert!(steps < 400_000, "{} commands in so many steps", pair.host.completed);
         let connections = pair.host.live.len() + pair.host.connecting;
         if connections < 3 && pair.dice.below(8) == 0 {
             let now = pair.now();
             let qid = 1 + u16::try_from(pair.dice.below(8)).unwrap();
-            pair.host.connect(qid, now).unwrap();
+            let connecting = pair.host.connect(qid, now);
+            // Without its device, a host connects no more.
+            assert!(connecting.is_some() || ends_with_device, "a host does not connect");
         }
         if pair.dice.below(2) == 0 {
             pair.host.submit(&mut pair.dice);
@@ -69,6 +92,9 @@ fn run(seed: u64) -> (u64, u64) {
     }
     let (target, host) = pair.end();
     assert!(target.executed >= host.completed);
+    // No fault makes a device fail what it cannot do: that is asked of it by mistake.
+    let mistake = |loss: &Loss| matches!(loss, Loss::Work(_, WorkStatus::LOC_QP_OP_ERR));
+    assert!(!target.losses.iter().any(|(_, loss)| mistake(loss)), "{:?}", target.losses);
     (host.completed, host.ended)
 }
 

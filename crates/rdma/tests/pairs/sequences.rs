@@ -23,6 +23,11 @@ fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 4420))
 }
 
+/// A device of iWARP by the lowest bit, and otherwise as [`Wild::vary`] says.
+fn wild_of(kind: u8) -> Wild {
+    Wild::new(address(), kind & 1 != 0).vary(kind)
+}
+
 fn limits() -> CapsuleLimits {
     CapsuleLimits { in_capsule_bytes: 256, descriptors: 4, transfer_bytes: TRANSFER }
 }
@@ -86,8 +91,8 @@ pub(crate) struct Seen {
 }
 
 impl Target {
-    fn new(is_iwarp: bool, shares: bool) -> Self {
-        let mut device = Wild::new(address(), is_iwarp);
+    fn new(kind: u8) -> Self {
+        let (mut device, shares) = (wild_of(kind), kind & 2 != 0);
         let buffers =
             device.register(DomainId::OWN, BUFFERS * TRANSFER, Access::HOST_DATA).expect("memory");
         let config = PortConfig {
@@ -202,7 +207,7 @@ impl Target {
 pub(crate) fn run_target(data: &[u8]) -> Seen {
     let mut input = Input(data);
     let kind = input.byte();
-    let mut target = Target::new(kind & 1 != 0, kind & 2 != 0);
+    let mut target = Target::new(kind);
     let mut now = Instant::now();
     for _ in 0..2 {
         target.port.provider().ask_well();
@@ -267,7 +272,7 @@ fn finish_target(mut target: Target, mut now: Instant) -> Seen {
 /// The host's end. The first byte is what the device is, then come steps.
 pub(crate) fn run_host(data: &[u8]) -> Seen {
     let mut input = Input(data);
-    let mut device = Wild::new(address(), input.byte() & 1 != 0);
+    let mut device = wild_of(input.byte());
     let memory = device.register(DomainId::OWN, TRANSFER, Access::HOST_DATA).expect("memory");
     let mut port = HostPort::new(device);
     let mut now = Instant::now();

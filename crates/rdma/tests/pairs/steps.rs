@@ -22,7 +22,7 @@ fn scenario(profile: Profile) -> Pair {
         seed: 5,
         profile,
         delay: Duration::from_micros(50),
-        reads: 2,
+        reads_begun: 2,
         ..NetworkConfig::default()
     };
     let mut pair = Pair::new(config, port_config());

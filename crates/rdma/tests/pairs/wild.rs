@@ -59,6 +59,10 @@ pub(crate) struct Wild {
     next: u32,
     is_removed: bool,
     is_iwarp: bool,
+    /// What else it can do: [`Self::vary`].
+    can_invalidate: bool,
+    inline_bytes: u32,
+    reads_begun: u8,
     /// Requests that the next posts take, all together; then one fails.
     pub(crate) takes: Option<usize>,
     pub(crate) refuses_memory: bool,
@@ -88,12 +92,27 @@ impl Wild {
             next: 1,
             is_removed: false,
             is_iwarp,
+            can_invalidate: true,
+            inline_bytes: 64,
+            reads_begun: 4,
             takes: None,
             refuses_memory: false,
             foreign: None,
             spared: None,
             accepted: None,
             is_of_target: false,
+        }
+    }
+
+    /// Devices differ: by the high bits of this byte, it invalidates no keys of the peer, has no inline requests, and begins one
+    /// RDMA READ at a time.
+    #[must_use]
+    pub(crate) fn vary(self, kind: u8) -> Self {
+        Self {
+            can_invalidate: kind & 0x80 == 0,
+            inline_bytes: if kind & 0x40 == 0 { 64 } else { 0 },
+            reads_begun: if kind & 0x20 == 0 { 4 } else { 1 },
+            ..self
         }
     }
 
@@ -360,9 +379,9 @@ impl Provider for Wild {
             shared_receives: 32,
             tells_last_receive: true,
             reads_answered: 4,
-            reads_begun: 4,
-            inline_bytes: 64,
-            send_with_invalidate: true,
+            reads_begun: self.reads_begun,
+            inline_bytes: self.inline_bytes,
+            send_with_invalidate: self.can_invalidate,
             is_iwarp: self.is_iwarp,
         }
     }
@@ -450,8 +469,10 @@ impl Provider for Wild {
         }
         let posted = self.pairs.get_mut(&connection).expect("a connection that is there");
         assert!(posted.config.is_none(), "two queue pairs of a connection");
-        posted.config = Some(*config);
-        Ok(*config)
+        let inline_bytes = config.inline_bytes.min(self.inline_bytes);
+        let granted = PairConfig { inline_bytes, ..*config };
+        posted.config = Some(granted);
+        Ok(granted)
     }
 
     fn connect(&mut self, id: ConnectionId, _: &[u8], _: u8) -> Result<(), ProviderError> {
@@ -486,10 +507,17 @@ impl Provider for Wild {
 
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
         work.iter().for_each(|work| self.check(&work.local));
-        let room = {
-            let posted = self.pairs.get(&connection).expect("a connection that is there");
-            posted.config.expect("it has a queue pair").sends
-        };
+        let posted = self.pairs.get(&connection).expect("a connection that is there");
+        let PairConfig { sends: room, inline_bytes, .. } =
+            posted.config.expect("it has a queue pair");
+        for work in work {
+            assert!(
+                !work.inline || work.local.len <= inline_bytes,
+                "an inline request is too long"
+            );
+            let invalidates = matches!(work.operation, Operation::Send { invalidate: Some(_) });
+            assert!(!invalidates || self.can_invalidate, "the device invalidates no keys");
+        }
         let is_spared = self.spared == Some(connection);
         let taken = if is_spared { Ok(()) } else { self.taken(work.len()) };
         let count = taken.map_or_else(|error| error.posted, |()| work.len());

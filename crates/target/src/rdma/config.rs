@@ -5,14 +5,18 @@ use std::time::Duration;
 
 use raceline_proto::controller::rdma_in_capsule_bytes;
 use raceline_proto::rdma::{CapsuleLimits, GrantLimits, MAX_DESCRIPTORS};
-use raceline_rdma::PortConfig;
 use raceline_rdma::verbs::ProviderError;
 use raceline_rdma::waiting::WaitingDevice;
+use raceline_rdma::{PortConfig, TargetQueueConfig};
 
 use crate::changes::config::TargetConfig;
 
 /// As many as SPDK's `max_srq_depth` unless set.
 pub const SHARED_RECEIVES: u32 = 4096;
+
+/// Entries of the completion queue of a core, as soft RoCE has them at most. Adapters have one entry more, round that up to a
+/// power of two, and lock the memory: 32,768 entries of 64 bytes are 2 MiB for each core of each listener.
+const COMPLETIONS: u32 = (1 << 15) - 1;
 
 /// A device of a listener.
 pub(super) type Device = Box<dyn WaitingDevice>;
@@ -66,7 +70,7 @@ impl RdmaConfig {
             reads_regions: false,
             connections: 1024,
             stuck_after: Duration::from_secs(30),
-            completions: 1 << 16,
+            completions: COMPLETIONS,
         }
     }
 
@@ -75,6 +79,36 @@ impl RdmaConfig {
         let cores = u64::try_from(cores).unwrap_or(u64::MAX).max(1);
         let least = u64::from(self.transfer_bytes) * 4;
         (self.buffer_bytes / cores).max(least.min(self.buffer_bytes))
+    }
+
+    /// Requests in the queue pair of the longest queue that hosts may have.
+    fn requests(&self) -> u32 {
+        let io = self.port().io;
+        let admin = TargetQueueConfig::sends_for(self.admin_entries, &CapsuleLimits::admin(&io));
+        TargetQueueConfig::sends_for(self.io_entries, &io).max(admin)
+    }
+
+    /// Whether a device with so many requests in a queue pair has the queues that hosts are offered (CAP.MQES). Hosts would
+    /// try again and again to connect what it cannot have.
+    ///
+    /// # Errors
+    /// What the device has, what is needed, and what to do.
+    pub(super) fn check_requests(&self, device: &str, most: u32) -> Result<(), ProviderError> {
+        let needed = self.requests();
+        if needed <= most {
+            return Ok(());
+        }
+        let (io, admin) = (self.io_entries, self.admin_entries);
+        // Hosts may ask for one entry more than the commands that a queue holds.
+        let depth = (most / 2).saturating_sub(1);
+        let why = format!(
+            "the device {device} takes {most} requests in a queue pair, and a queue of {} entries needs {needed} (I/O \
+             queues may have {io} entries, admin queues {admin}): allow queues of {depth} commands at most \
+             (--max-queue-depth; max_queue_depth and max_aq_depth of the transport), or listen at an address of another \
+             device",
+            io.max(admin)
+        );
+        Err(ProviderError::new("offering queues over RDMA", why))
     }
 
     pub(super) fn port(&self) -> PortConfig {
@@ -102,6 +136,13 @@ impl RdmaConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_completion_queue_fills_a_power_of_two() {
+        // A single entry more doubles what an adapter locks.
+        assert!((RdmaConfig::of(&TargetConfig::default()).completions + 1).is_power_of_two());
+        assert_eq!((COMPLETIONS + 1) * 64, 2 << 20);
+    }
 
     #[test]
     fn cores_share_the_memory_for_data_out() {

@@ -81,6 +81,7 @@ impl Opener {
         core: usize,
     ) -> io::Result<(Arc<Site>, SharedHub)> {
         let mut device = (self.open)(address)?;
+        self.config.check_requests(device.name(), device.capabilities().work_requests)?;
         device.listen(address)?;
         let kin = device.kin();
         let number = {

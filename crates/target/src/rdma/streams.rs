@@ -115,7 +115,9 @@ impl StreamProvider for RdmaStreams {
     }
 
     fn listen(&self, address: SocketAddr) -> Option<io::Result<Box<dyn StreamListener>>> {
-        Some(Listener::open(&self.opener, address).map(|listener| Box::new(listener) as Box<_>))
+        let listener =
+            check_rdma_address(address).and_then(|()| Listener::open(&self.opener, address));
+        Some(listener.map(|listener| Box::new(listener) as Box<_>))
     }
 
     fn attend(
@@ -126,6 +128,23 @@ impl StreamProvider for RdmaStreams {
         let listener = Listener::attend(&self.opener, address, core);
         Some(listener.map(|listener| Box::new(listener) as Box<_>))
     }
+}
+
+/// Whether a listener for RDMA can have this address. The addresses that stand for all (`0.0.0.0`, `[::]`) are of no device:
+/// a listener has the one device with its address.
+///
+/// # Errors
+/// What is wrong with the address, and what to do ([`io::ErrorKind::InvalidInput`]).
+pub fn check_rdma_address(address: SocketAddr) -> io::Result<()> {
+    if !address.ip().to_canonical().is_unspecified() {
+        return Ok(());
+    }
+    let ip = address.ip();
+    let text = format!(
+        "{ip} stands for all addresses, and a listener for RDMA has the one device with its address: add a listener for the \
+         address of each RDMA device (rdma link and ip address show them)"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 pub(super) fn lock(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {

@@ -238,9 +238,18 @@ impl Host {
         qid: QueueId,
         entries: u16,
     ) -> Result<ConnectionId, ConnectError> {
+        self.dial_with(qid, entries, if qid.is_admin() { 64 } else { 64 + 4096 })
+    }
+
+    /// The same, with capsules of up to so many bytes.
+    pub(crate) fn dial_with(
+        &mut self,
+        qid: QueueId,
+        entries: u16,
+        capsule_len: u32,
+    ) -> Result<ConnectionId, ConnectError> {
         let request =
             QueueRequest { qid, receives: entries, entries: entries.into(), cntlid: None };
-        let capsule_len = if qid.is_admin() { 64 } else { 64 + 4096 };
         let config = ConnectConfig {
             address: self.address,
             source: None,
@@ -279,6 +288,12 @@ impl Host {
         let data = ConnectData::new(HostId([7; 16]), ControllerId::DYNAMIC, subnqn, &host_nqn());
         let cqe = self.connect(id, words, &data);
         assert!(cqe.status.is_success(), "{}", cqe.status);
+        self.enable(id);
+        (id, ControllerId(u16::try_from(cqe.dw0 & 0xffff).unwrap()))
+    }
+
+    /// Enables the controller of an admin queue.
+    pub(crate) fn enable(&mut self, id: ConnectionId) {
         let enable = Sqe {
             opc: fabrics::OPCODE,
             nsid: u32::from(fabrics::PROPERTY_SET).into(),
@@ -287,7 +302,6 @@ impl Host {
             ..Sqe::default()
         };
         assert_eq!(self.command(id, &enable, 0, 0).status, Status::SUCCESS);
-        (id, ControllerId(u16::try_from(cqe.dw0 & 0xffff).unwrap()))
     }
 
     /// An I/O queue of a controller.

@@ -518,7 +518,7 @@ struct Sequence {
 impl Sequence {
     fn new(kind: u8) -> Self {
         let (is_iwarp, shares, in_place) = (kind & 1 != 0, kind & 2 != 0, kind & 4 != 0);
-        let mut wild = Wild::new(address(), is_iwarp);
+        let mut wild = Wild::new(address(), is_iwarp).vary(kind);
         wild.foreign = in_place.then(Default::default);
         wild.is_of_target = true;
         let wild = Arc::new(Mutex::new(wild));

@@ -29,7 +29,7 @@ use raceline_rdma::fake::{NetworkConfig, Profile};
 use raceline_rdma::{HostTransfer, Loss};
 use raceline_reactor::Backend;
 use raceline_target::{Target, TargetConfig};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::{
     RawHost, Wants, block_sqe, config, eventually, host_nqn, nqn, pattern, ram, status,
@@ -325,6 +325,37 @@ fn an_rdma_host_without_keep_alive_is_lost() {
     nobody_is_left(&target);
     target.shutdown().unwrap();
     fabric.end();
+}
+
+/// SPDK's host puts data of admin commands into the capsule, as it does on I/O queues.
+#[test]
+fn data_in_capsules_of_the_admin_queue_are_taken() {
+    each_kind(|config, network| {
+        let fabric = Fabric::new(network);
+        let (target, _, rdma) = fabric.target(config);
+        let mut host = Host::new(&fabric, rdma);
+        let id = host.dial_with(QueueId::ADMIN, 32, 64 + 4096).unwrap();
+        let words = ConnectWords { sqsize: 31, ..ConnectWords::default() };
+        let data = ConnectData::new(HostId([7; 16]), ControllerId::DYNAMIC, &nqn(), &host_nqn());
+        let cid = host.submit(id, &words.to_sqe(), HostTransfer::InCapsule(data.as_bytes()));
+        let cqe = host.wait(id, cid);
+        assert!(cqe.status.is_success(), "{}", cqe.status);
+        host.enable(id);
+        // Host Behavior Support, with its 512 bytes, and the same with a value that is not allowed.
+        let set = Sqe { opc: admin::SET_FEATURES, cdw10: 0x16.into(), ..Sqe::default() };
+        for (acre, status) in [(1, Status::SUCCESS), (2, Status::INVALID_FIELD)] {
+            let mut page = [0; 512];
+            page[0] = acre;
+            let cid = host.submit(id, &set, HostTransfer::InCapsule(&page));
+            let cqe = host.wait(id, cid);
+            assert!(cqe.status.same_code(status), "{acre}: {}", cqe.status);
+        }
+        assert_eq!(host.keep_alive(id), Status::SUCCESS);
+        host.close(id);
+        nobody_is_left(&target);
+        target.shutdown().unwrap();
+        fabric.end();
+    });
 }
 
 #[test]

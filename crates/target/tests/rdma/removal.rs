@@ -12,7 +12,7 @@ use raceline_proto::nvme::Status;
 use raceline_proto::nvme::opcode::io;
 use raceline_rdma::fake::NetworkConfig;
 use raceline_rdma::{HostTransfer, PortCounts};
-use raceline_target::{Patience, RdmaStreams, Target, TargetError};
+use raceline_target::{Patience, RdmaConfig, RdmaStreams, Target, TargetError};
 
 use super::host::{Fabric, Host};
 use super::{each_kind, nobody_is_left, write_and_read};
@@ -172,6 +172,64 @@ fn a_listener_that_is_restored_waits_for_its_device() {
     fabric.are_devices_away.store(false, Ordering::Relaxed);
     listens(&fabric, rdma, true);
     let (mut host, [admin, queue]) = host(&fabric, rdma);
+    host.close(queue);
+    host.close(admin);
+    nobody_is_left(&target);
+    target.shutdown().unwrap();
+    fabric.end();
+}
+
+/// However patient it is, since no device will ever have such an address.
+#[test]
+fn a_listener_at_all_addresses_is_refused_at_once() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let target = bare_target();
+    let streams = fabric.streams(&config(1));
+    for patience in [Patience::None, Patience::ForDevice, Patience::ForPredecessor] {
+        streams.set_patience(patience);
+        for all in ["0.0.0.0:4420", "[::]:4420", "[::ffff:0.0.0.0]:4420"] {
+            let all: SocketAddr = all.parse().unwrap();
+            match target.add_listener_with(all, Some(streams.clone() as _)) {
+                Err(TargetError::Listen { error, .. }) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{error}");
+                    assert!(error.to_string().contains("stands for all addresses"), "{error}");
+                }
+                other => panic!("{patience:?}, {all}: {other:?}"),
+            }
+        }
+    }
+    assert_eq!(fabric.tries.load(Ordering::Relaxed), 0, "no device is looked for");
+    target.shutdown().unwrap();
+    fabric.end();
+}
+
+/// Hosts are told by CAP.MQES how long queues may be, so a device has to have the longest ones.
+#[test]
+fn a_listener_needs_a_device_that_has_the_queues_it_offers() {
+    let offered = RdmaConfig::of(&config(1)).io_entries;
+    let needed = u32::from(offered) * 2;
+    let at =
+        |work_requests| Fabric::new(NetworkConfig { work_requests, ..NetworkConfig::default() });
+    let (fabric, target) = (at(needed - 1), bare_target());
+    let streams = fabric.streams(&config(1));
+    let rdma: SocketAddr = "127.0.0.1:4420".parse().unwrap();
+    let error = target.add_listener_with(rdma, Some(streams as _)).unwrap_err().to_string();
+    for part in [
+        format!("the device simulated takes {} requests in a queue pair", needed - 1),
+        format!("a queue of {offered} entries needs {needed}"),
+        format!("allow queues of {} commands at most (--max-queue-depth", offered - 2),
+    ] {
+        assert!(error.contains(&part), "{part}: {error}");
+    }
+    target.shutdown().unwrap();
+    fabric.end();
+
+    let fabric = at(needed);
+    let (target, _, rdma) = fabric.target(config(1));
+    let mut host = Host::new(&fabric, rdma);
+    let (admin, cntlid) = host.admin(&nqn(), 0);
+    let queue = host.io(cntlid, 1, offered);
+    write_and_read(&mut host, queue, 0, 4096);
     host.close(queue);
     host.close(admin);
     nobody_is_left(&target);

@@ -6,7 +6,7 @@ use raceline_proto::nvme::Nqn;
 use raceline_reactor::no_wait::MayWait;
 use raceline_target::{
     Entrance, ListenerAna, Patience, QosLimits, RdmaConfig, RdmaStreams, SubsystemConfig, Target,
-    load_rdma_libraries,
+    check_rdma_address, load_rdma_libraries,
 };
 use serde_json::{Value, json};
 
@@ -395,7 +395,8 @@ impl Change<'_> {
     /// Lets hosts reach a subsystem at an address.
     ///
     /// # Errors
-    /// When there is no transport or subsystem, it listens there already, or the address cannot be bound.
+    /// When there is no transport or subsystem, it listens there already, or the address cannot be bound or, for RDMA, is that
+    /// of no device.
     pub fn add_listener(
         &mut self,
         target: &str,
@@ -403,6 +404,12 @@ impl Change<'_> {
         address: &ListenAddress,
         (ana, level): (ListenerAna, PortLevel),
     ) -> Result<(), ManagerError> {
+        let socket = address.socket()?;
+        if address.is_rdma() {
+            let refused =
+                |error| ManagerError::Invalid(format!("a listener at {address}: {error}"));
+            check_rdma_address(socket).map_err(refused)?;
+        }
         let (cores, entrance) = {
             let model = self.model();
             let found = model.nvmf.target(target)?;
@@ -426,7 +433,6 @@ impl Change<'_> {
             };
             (cores, entrance)
         };
-        let socket = address.socket()?;
         let listen = || cores.add_subsystem_listener_in(nqn, socket, entrance.clone(), &ana);
         // A listener that is restored waits for its address to become free; a client can ask again itself.
         let real = match self.manager().phase() {
