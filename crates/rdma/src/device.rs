@@ -92,6 +92,10 @@ pub struct RdmaDevice {
     mailbox: Option<Arc<Mailbox>>,
     /// The kernel has nothing more to say of it.
     is_deaf: bool,
+    /// The next completion puts a notice into the channel, or one has come since and nobody has taken it.
+    is_armed: bool,
+    /// The manager had nothing to say when [`WaitingDevice::arm`] asked: the next call of [`Provider::next_event`] need not ask.
+    is_quiet: bool,
     /// Events that follow from that.
     pending: VecDeque<Event>,
     polled: Vec<WorkCompletion>,
@@ -149,6 +153,8 @@ impl RdmaDevice {
             connections: Connections::default(),
             mailbox: None,
             is_deaf: false,
+            is_armed: false,
+            is_quiet: false,
             pending: VecDeque::new(),
             polled: vec![WorkCompletion::default(); POLL_BATCH],
             elements: Vec::new(),
@@ -464,7 +470,10 @@ impl Provider for RdmaDevice {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.pending.pop_front().or_else(|| self.take_event())
+        if let Some(event) = self.pending.pop_front() {
+            return Some(event);
+        }
+        if std::mem::take(&mut self.is_quiet) { None } else { self.take_event() }
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {

@@ -271,6 +271,18 @@ impl Network {
         self.0.lock().core_use(number)
     }
 
+    /// Whether the device with this number tells of no news from now on: who wants to know of completions polls.
+    pub fn mute_numbered(&self, number: usize, is_mute: bool) {
+        self.0.lock().nodes[number].is_mute = is_mute;
+    }
+
+    /// Times that the user of the device with this number has asked for more than completions: for events, or to be told of
+    /// news. A real device needs system calls for that.
+    #[must_use]
+    pub fn looks_numbered(&self, number: usize) -> u64 {
+        self.0.lock().nodes[number].looks
+    }
+
     /// Makes trouble for a queue pair of the device with this number: the first that there is, or a later one.
     ///
     /// # Panics
@@ -539,7 +551,10 @@ impl Provider for FakeDevice {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.network.lock().nodes[self.node].events.pop_front()
+        let mut state = self.network.lock();
+        let node = &mut state.nodes[self.node];
+        node.looks += 1;
+        node.events.pop_front()
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
@@ -584,6 +599,7 @@ impl WaitingDevice for FakeDevice {
 
     fn arm(&mut self) {
         let mut state = self.network.lock();
+        state.nodes[self.node].looks += 1;
         if std::mem::take(&mut state.nodes[self.node].has_rung) {
             // One byte is in the pipe, so this does not wait.
             let mut byte = [0];

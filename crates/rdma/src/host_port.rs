@@ -222,9 +222,14 @@ impl<P: Provider> HostPort<P> {
             is_busy = true;
             self.handle_event(event, now);
         }
+        self.poll_work(now) || is_busy
+    }
+
+    /// [`Self::poll`], of completions alone: it costs no system call.
+    pub fn poll_work(&mut self, now: Instant) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
-        is_busy |= !completions.is_empty();
+        let is_busy = !completions.is_empty();
         for done in completions.drain(..) {
             let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
             let Some(queue) = &mut connection.queue else { continue };

@@ -96,6 +96,10 @@ pub(super) struct Node {
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
     pub(super) has_rung: bool,
+    /// It tells of nothing.
+    pub(super) is_mute: bool,
+    /// Times that its user has asked for more than completions.
+    pub(super) looks: u64,
 }
 
 impl Node {
@@ -108,7 +112,7 @@ impl Node {
 
     /// Tells whoever waits for the device that it has something.
     pub(super) fn ring(&mut self) {
-        if !self.has_rung {
+        if !self.has_rung && !self.is_mute {
             // Without a reader, nobody waits.
             self.has_rung = self.ringer.write_all(&[1]).is_ok();
         }
@@ -321,6 +325,8 @@ impl State {
             takes_nothing: false,
             ringer,
             has_rung: false,
+            is_mute: false,
+            looks: 0,
         });
         self.nodes.len() - 1
     }
