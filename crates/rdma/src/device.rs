@@ -76,6 +76,9 @@ pub struct RdmaDevice {
     shared: *mut SharedQueue,
     /// Tells of completions, when asked.
     notices: *mut CompletionChannel,
+    /// The interrupt that tells of completions. Each user of the device has the next one, so that those of all cores do not
+    /// come to one processor.
+    vector: c_int,
     channel: Arc<Channel>,
     /// With which it was opened.
     address: SocketAddr,
@@ -132,6 +135,7 @@ impl RdmaDevice {
             completions: null_mut(),
             shared: null_mut(),
             notices: null_mut(),
+            vector: 0,
             channel,
             address,
             wanted_completions: completions,
@@ -212,7 +216,11 @@ impl RdmaDevice {
             return Err(ProviderError::new("finding the RDMA device", why));
         }
         self.memory.set_context(self.context);
-        removal::enter(self.context);
+        let number = removal::enter(self.context);
+        // SAFETY: the context is alive while the anchor is.
+        let vectors = unsafe { (*self.context).num_comp_vectors };
+        let vectors = u32::try_from(vectors).unwrap_or(0).max(1);
+        self.vector = c_int::try_from(number % vectors).unwrap_or(0);
         Ok(())
     }
 
@@ -256,7 +264,13 @@ impl RdmaDevice {
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
         // SAFETY: context and channel are alive.
         self.completions = unsafe {
-            (self.functions.ibv_create_cq)(self.context, entries, null_mut(), self.notices, 0)
+            (self.functions.ibv_create_cq)(
+                self.context,
+                entries,
+                null_mut(),
+                self.notices,
+                self.vector,
+            )
         };
         if self.completions.is_null() {
             return Err(last_error("making a completion queue"));
@@ -658,6 +672,21 @@ mod tests {
         let of_next: Vec<u64> =
             all.iter().filter(|done| done.connection == next).map(|done| done.id).collect();
         assert_eq!(of_next, [most]);
+    }
+
+    #[test]
+    fn completions_of_users_are_told_by_different_interrupts() {
+        for (interrupts, expected) in [(3, [0, 1, 2, 0, 1]), (1, [0; 5]), (0, [0; 5])] {
+            // Each thread has a device of its own.
+            std::thread::spawn(move || {
+                stub(|stub| stub.interrupts = interrupts);
+                let devices = [(); 5].map(|()| open());
+                assert_eq!(stub(|stub| stub.vectors.clone()), expected, "of {interrupts}");
+                drop(devices);
+            })
+            .join()
+            .unwrap();
+        }
     }
 
     #[test]

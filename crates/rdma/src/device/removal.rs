@@ -15,6 +15,8 @@ use super::layout::VerbsContext;
 #[derive(Debug, Default)]
 struct Users {
     count: usize,
+    /// Those that have entered since there was none.
+    entered: u32,
     /// The kernel has said that the device is gone.
     is_gone: bool,
 }
@@ -26,9 +28,14 @@ fn users() -> MutexGuard<'static, BTreeMap<usize, Users>> {
     USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Somebody uses a device from now on.
-pub(super) fn enter(context: *mut VerbsContext) {
-    users().entry(context.addr()).or_default().count += 1;
+/// Somebody uses a device from now on. Gives how many have entered before, since there was no user.
+pub(super) fn enter(context: *mut VerbsContext) -> u32 {
+    let mut all = users();
+    let users = all.entry(context.addr()).or_default();
+    users.count += 1;
+    let before = users.entered;
+    users.entered = before.wrapping_add(1);
+    before
 }
 
 /// The kernel says that a device is gone.

@@ -25,6 +25,9 @@ pub(super) struct Stub {
     pub(super) name: &'static str,
     /// Inline bytes that a queue pair may have, at most.
     pub(super) inline: u32,
+    /// Interrupts that can tell of completions, and those that completion queues have.
+    pub(super) interrupts: c_int,
+    pub(super) vectors: Vec<c_int>,
     /// Addresses that identifiers were bound to.
     pub(super) bound: Vec<SocketAddr>,
     /// The inline bytes of each try to make a queue pair.
@@ -226,12 +229,13 @@ fn context() -> *mut VerbsContext {
         return known;
     }
     let (context, device) = (zeroed::<VerbsContext>(), zeroed::<Device>());
-    let given = stub(|stub| stub.name);
+    let (given, interrupts) = stub(|stub| (stub.name, stub.interrupts));
     // SAFETY: both are alive for ever.
     unsafe {
         let name = &mut (*device).name;
         name[..given.len()].copy_from_slice(given.as_bytes());
         (*context).device = device;
+        (*context).num_comp_vectors = interrupts;
         (*context).ops.poll_cq = Some(poll_cq);
         (*context).ops.req_notify_cq = Some(req_notify_cq);
         ((*context).async_fd, (*context).cmd_fd) = (silent(), silent());
@@ -316,12 +320,15 @@ unsafe extern "C" fn ibv_create_cq(
     _: c_int,
     _: *mut c_void,
     channel: *mut CompletionChannel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut CompletionQueue {
     let queue = leak(CompletionQueue { context });
     // SAFETY: the caller's, and alive.
     let channel = unsafe { (*channel).fd };
-    stub(|stub| stub.channels.insert(queue.addr(), channel));
+    stub(|stub| {
+        stub.channels.insert(queue.addr(), channel);
+        stub.vectors.push(vector);
+    });
     queue
 }
 
