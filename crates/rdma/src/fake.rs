@@ -312,6 +312,23 @@ impl Network {
         state.remove_device(node.expect("a device listens there"));
     }
 
+    /// Another device has an address from now on, as after a failover of a bond. The one that listens there, and is there, hears
+    /// of it, and nobody reaches it any more. Its connections stay.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn move_address(&self, address: SocketAddr) {
+        let mut state = self.0.lock();
+        let listens = |node: &Node| !node.is_removed && node.listeners.contains(&address);
+        let node = state.nodes.iter().position(listens).expect("a device listens there");
+        let device = state.nodes[node].device;
+        for node in state.nodes.iter_mut().filter(|node| node.device == device) {
+            node.listeners.clear();
+            node.events.push_back(Event::AddressMoved);
+            node.ring();
+        }
+    }
+
     /// Removes a device.
     pub fn remove(&self, device: &FakeDevice) {
         self.remove_numbered(device.number());

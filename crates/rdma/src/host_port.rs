@@ -154,7 +154,7 @@ impl<P: Provider> HostPort<P> {
         &mut self.provider
     }
 
-    /// Whether the device was removed: it makes no connection any more.
+    /// Whether the device was removed, or has lost its address: it makes no connection any more.
     #[must_use]
     pub fn is_device_gone(&self) -> bool {
         self.is_device_gone
@@ -323,7 +323,7 @@ impl<P: Provider> HostPort<P> {
 
     fn handle_event(&mut self, event: Event, now: Instant) {
         let id = event.connection();
-        self.is_device_gone |= matches!(event, Event::DeviceRemoved(_));
+        self.is_device_gone |= matches!(event, Event::DeviceRemoved(_) | Event::AddressMoved);
         if event == Event::DeviceRemoved(ConnectionId::NOBODY) {
             let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
             return all.into_iter().for_each(|id| self.lose_device(id, now));
@@ -367,7 +367,7 @@ impl<P: Provider> HostPort<P> {
             Event::Failed { why, .. } => self.refused(id, ConnectError::Failed(why), now),
             Event::Disconnected(_) => self.lose(id, Loss::Disconnected, now),
             Event::DeviceRemoved(_) => self.lose_device(id, now),
-            Event::ReceivesEnded(_) | Event::Request { .. } => {}
+            Event::ReceivesEnded(_) | Event::Request { .. } | Event::AddressMoved => {}
         }
     }
 

@@ -112,7 +112,7 @@ impl Hub {
         (name, self.works.port.counts(), self.works.places.leased())
     }
 
-    /// Whether the device was removed: no connection comes any more.
+    /// Whether the device was removed, or has lost its address: no connection comes any more.
     pub(super) fn is_device_gone(&self) -> bool {
         self.works.port.is_device_gone()
     }

@@ -116,7 +116,7 @@ impl Listener {
         tracing::warn!(
             %address,
             device,
-            "the RDMA device of a listener is gone; it listens again as soon as a device has its address"
+            "the RDMA device of a listener is gone, or no longer has its address; it listens again as soon as a device has it"
         );
         self.search();
     }
