@@ -26,6 +26,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_proto::rdma::WorkStatus;
 
@@ -88,6 +89,8 @@ pub struct RdmaDevice {
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
+    /// The device fails SENDs that invalidate keys, although it says that it can: of all its users.
+    fails_to_invalidate: Arc<AtomicBool>,
     name: String,
     memory: Memory,
     connections: Connections,
@@ -152,6 +155,7 @@ impl RdmaDevice {
                 send_with_invalidate: false,
                 is_iwarp: false,
             },
+            fails_to_invalidate: Arc::default(),
             name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
@@ -259,6 +263,7 @@ impl RdmaDevice {
             send_with_invalidate: can_invalidate && !fails,
             is_iwarp,
         };
+        self.fails_to_invalidate = removal::fails_to_invalidate(self.context);
         self.memory.set_most_domains(number(attributes.max_pd));
         self.memory.open_domain()?;
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
@@ -385,7 +390,9 @@ impl Provider for RdmaDevice {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.capabilities
+        let can = self.capabilities.send_with_invalidate;
+        let send_with_invalidate = can && !self.fails_to_invalidate.load(Ordering::Relaxed);
+        Capabilities { send_with_invalidate, ..self.capabilities }
     }
 
     fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
@@ -488,6 +495,16 @@ impl Provider for RdmaDevice {
             return Some(event);
         }
         if std::mem::take(&mut self.is_quiet) { None } else { self.take_event() }
+    }
+
+    fn note_failed_invalidation(&self) {
+        if !self.fails_to_invalidate.swap(true, Ordering::Relaxed) {
+            let device = &self.name;
+            tracing::warn!(
+                device,
+                "the RDMA device fails to send with invalidation, although it says that it can: later connections do without"
+            );
+        }
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
@@ -672,6 +689,19 @@ mod tests {
         let of_next: Vec<u64> =
             all.iter().filter(|done| done.connection == next).map(|done| done.id).collect();
         assert_eq!(of_next, [most]);
+    }
+
+    #[test]
+    fn a_device_that_fails_to_invalidate_is_not_asked_to_by_any_user() {
+        stub(|stub| (stub.vendor, stub.name) = (0x02c9, "storage0"));
+        let (one, other) = (open(), open());
+        assert!(
+            one.capabilities().send_with_invalidate && other.capabilities().send_with_invalidate
+        );
+        one.note_failed_invalidation();
+        for device in [&one, &other, &open()] {
+            assert!(!device.capabilities().send_with_invalidate);
+        }
     }
 
     #[test]

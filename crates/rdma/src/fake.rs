@@ -312,6 +312,11 @@ impl Network {
         state.remove_device(node.expect("a device listens there"));
     }
 
+    /// Whether SENDs that invalidate keys fail from now on, although devices say that they can.
+    pub fn fail_invalidation(&self, fails: bool) {
+        self.0.lock().fails_invalidation = fails;
+    }
+
     /// Another device has an address from now on, as after a failover of a bond. The one that listens there, and is there, hears
     /// of it, and nobody reaches it any more. Its connections stay.
     ///
@@ -435,7 +440,7 @@ impl Provider for FakeDevice {
             reads_answered: state.config.reads,
             reads_begun: state.config.reads,
             inline_bytes: 64,
-            send_with_invalidate: true,
+            send_with_invalidate: !state.nodes[self.node].avoids_invalidation,
             is_iwarp: state.config.profile == Profile::Iwarp,
         }
     }
@@ -572,6 +577,10 @@ impl Provider for FakeDevice {
         let node = &mut state.nodes[self.node];
         node.looks += 1;
         node.events.pop_front()
+    }
+
+    fn note_failed_invalidation(&self) {
+        self.network.lock().nodes[self.node].avoids_invalidation = true;
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {

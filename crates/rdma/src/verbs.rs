@@ -412,6 +412,9 @@ pub trait Provider {
     fn destroy(&mut self, connection: ConnectionId);
     /// The next event of the connection manager.
     fn next_event(&mut self) -> Option<Event>;
+    /// A SEND that was to invalidate a key has failed at this end: the device says that it can do this, and cannot. From now on
+    /// [`Self::capabilities`] says that it cannot, so later queues do without.
+    fn note_failed_invalidation(&self) {}
     /// The peer's address, if the connection manager tells it.
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
         let _ = connection;

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::VerbsContext;
 
@@ -19,6 +20,8 @@ struct Users {
     entered: u32,
     /// The kernel has said that the device is gone.
     is_gone: bool,
+    /// It fails SENDs that invalidate keys.
+    fails_to_invalidate: Arc<AtomicBool>,
 }
 
 /// By the address of the device's context.
@@ -36,6 +39,14 @@ pub(super) fn enter(context: *mut VerbsContext) -> u32 {
     let before = users.entered;
     users.entered = before.wrapping_add(1);
     before
+}
+
+/// Whether a device fails SENDs that invalidate keys, as its users find out: they share this.
+pub(super) fn fails_to_invalidate(context: *mut VerbsContext) -> Arc<AtomicBool> {
+    users()
+        .get(&context.addr())
+        .map(|users| Arc::clone(&users.fails_to_invalidate))
+        .unwrap_or_default()
 }
 
 /// The kernel says that a device is gone.

@@ -290,6 +290,9 @@ impl State {
             return Outcome::BothFailed(WorkStatus::REM_ABORT_ERR);
         }
         match work.operation {
+            Operation::Send { invalidate: Some(_) } if self.fails_invalidation => {
+                Outcome::Failed(WorkStatus::LOC_QP_OP_ERR)
+            }
             Operation::Send { invalidate } => self.deliver(at, peer, waiting, invalidate),
             Operation::Write { remote, key } => {
                 let Some(bytes) = self.local_bytes(at, waiting) else {
