@@ -26,6 +26,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_proto::rdma::WorkStatus;
 
@@ -76,6 +77,9 @@ pub struct RdmaDevice {
     shared: *mut SharedQueue,
     /// Tells of completions, when asked.
     notices: *mut CompletionChannel,
+    /// The interrupt that tells of completions. Each user of the device has the next one, so that those of all cores do not
+    /// come to one processor.
+    vector: c_int,
     channel: Arc<Channel>,
     /// With which it was opened.
     address: SocketAddr,
@@ -85,6 +89,8 @@ pub struct RdmaDevice {
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
+    /// The device fails SENDs that invalidate keys, although it says that it can: of all its users.
+    fails_to_invalidate: Arc<AtomicBool>,
     name: String,
     memory: Memory,
     connections: Connections,
@@ -92,6 +98,10 @@ pub struct RdmaDevice {
     mailbox: Option<Arc<Mailbox>>,
     /// The kernel has nothing more to say of it.
     is_deaf: bool,
+    /// The next completion puts a notice into the channel, or one has come since and nobody has taken it.
+    is_armed: bool,
+    /// The manager had nothing to say when [`WaitingDevice::arm`] asked: the next call of [`Provider::next_event`] need not ask.
+    is_quiet: bool,
     /// Events that follow from that.
     pending: VecDeque<Event>,
     polled: Vec<WorkCompletion>,
@@ -128,6 +138,7 @@ impl RdmaDevice {
             completions: null_mut(),
             shared: null_mut(),
             notices: null_mut(),
+            vector: 0,
             channel,
             address,
             wanted_completions: completions,
@@ -144,11 +155,14 @@ impl RdmaDevice {
                 send_with_invalidate: false,
                 is_iwarp: false,
             },
+            fails_to_invalidate: Arc::default(),
             name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
             mailbox: None,
             is_deaf: false,
+            is_armed: false,
+            is_quiet: false,
             pending: VecDeque::new(),
             polled: vec![WorkCompletion::default(); POLL_BATCH],
             elements: Vec::new(),
@@ -206,7 +220,11 @@ impl RdmaDevice {
             return Err(ProviderError::new("finding the RDMA device", why));
         }
         self.memory.set_context(self.context);
-        removal::enter(self.context);
+        let number = removal::enter(self.context);
+        // SAFETY: the context is alive while the anchor is.
+        let vectors = unsafe { (*self.context).num_comp_vectors };
+        let vectors = u32::try_from(vectors).unwrap_or(0).max(1);
+        self.vector = c_int::try_from(number % vectors).unwrap_or(0);
         Ok(())
     }
 
@@ -245,12 +263,19 @@ impl RdmaDevice {
             send_with_invalidate: can_invalidate && !fails,
             is_iwarp,
         };
+        self.fails_to_invalidate = removal::fails_to_invalidate(self.context);
         self.memory.set_most_domains(number(attributes.max_pd));
         self.memory.open_domain()?;
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
         // SAFETY: context and channel are alive.
         self.completions = unsafe {
-            (self.functions.ibv_create_cq)(self.context, entries, null_mut(), self.notices, 0)
+            (self.functions.ibv_create_cq)(
+                self.context,
+                entries,
+                null_mut(),
+                self.notices,
+                self.vector,
+            )
         };
         if self.completions.is_null() {
             return Err(last_error("making a completion queue"));
@@ -365,7 +390,9 @@ impl Provider for RdmaDevice {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.capabilities
+        let can = self.capabilities.send_with_invalidate;
+        let send_with_invalidate = can && !self.fails_to_invalidate.load(Ordering::Relaxed);
+        Capabilities { send_with_invalidate, ..self.capabilities }
     }
 
     fn open_domain(&mut self) -> Result<DomainId, ProviderError> {
@@ -464,7 +491,20 @@ impl Provider for RdmaDevice {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.pending.pop_front().or_else(|| self.take_event())
+        if let Some(event) = self.pending.pop_front() {
+            return Some(event);
+        }
+        if std::mem::take(&mut self.is_quiet) { None } else { self.take_event() }
+    }
+
+    fn note_failed_invalidation(&self) {
+        if !self.fails_to_invalidate.swap(true, Ordering::Relaxed) {
+            let device = &self.name;
+            tracing::warn!(
+                device,
+                "the RDMA device fails to send with invalidation, although it says that it can: later connections do without"
+            );
+        }
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
@@ -649,6 +689,34 @@ mod tests {
         let of_next: Vec<u64> =
             all.iter().filter(|done| done.connection == next).map(|done| done.id).collect();
         assert_eq!(of_next, [most]);
+    }
+
+    #[test]
+    fn a_device_that_fails_to_invalidate_is_not_asked_to_by_any_user() {
+        stub(|stub| (stub.vendor, stub.name) = (0x02c9, "storage0"));
+        let (one, other) = (open(), open());
+        assert!(
+            one.capabilities().send_with_invalidate && other.capabilities().send_with_invalidate
+        );
+        one.note_failed_invalidation();
+        for device in [&one, &other, &open()] {
+            assert!(!device.capabilities().send_with_invalidate);
+        }
+    }
+
+    #[test]
+    fn completions_of_users_are_told_by_different_interrupts() {
+        for (interrupts, expected) in [(3, [0, 1, 2, 0, 1]), (1, [0; 5]), (0, [0; 5])] {
+            // Each thread has a device of its own.
+            std::thread::spawn(move || {
+                stub(|stub| stub.interrupts = interrupts);
+                let devices = [(); 5].map(|()| open());
+                assert_eq!(stub(|stub| stub.vectors.clone()), expected, "of {interrupts}");
+                drop(devices);
+            })
+            .join()
+            .unwrap();
+        }
     }
 
     #[test]

@@ -287,6 +287,18 @@ impl Network {
         self.0.lock().core_use(number)
     }
 
+    /// Whether the device with this number tells of no news from now on: who wants to know of completions polls.
+    pub fn mute_numbered(&self, number: usize, is_mute: bool) {
+        self.0.lock().nodes[number].is_mute = is_mute;
+    }
+
+    /// Times that the user of the device with this number has asked for more than completions: for events, or to be told of
+    /// news. A real device needs system calls for that.
+    #[must_use]
+    pub fn looks_numbered(&self, number: usize) -> u64 {
+        self.0.lock().nodes[number].looks
+    }
+
     /// Makes trouble for a queue pair of the device with this number: the first that there is, or a later one.
     ///
     /// # Panics
@@ -314,6 +326,28 @@ impl Network {
         let listens = |node: &Node| !node.is_removed && node.listeners.contains(&address);
         let node = state.nodes.iter().position(listens);
         state.remove_device(node.expect("a device listens there"));
+    }
+
+    /// Whether SENDs that invalidate keys fail from now on, although devices say that they can.
+    pub fn fail_invalidation(&self, fails: bool) {
+        self.0.lock().fails_invalidation = fails;
+    }
+
+    /// Another device has an address from now on, as after a failover of a bond. The one that listens there, and is there, hears
+    /// of it, and nobody reaches it any more. Its connections stay.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn move_address(&self, address: SocketAddr) {
+        let mut state = self.0.lock();
+        let listens = |node: &Node| !node.is_removed && node.listeners.contains(&address);
+        let node = state.nodes.iter().position(listens).expect("a device listens there");
+        let device = state.nodes[node].device;
+        for node in state.nodes.iter_mut().filter(|node| node.device == device) {
+            node.listeners.clear();
+            node.events.push_back(Event::AddressMoved);
+            node.ring();
+        }
     }
 
     /// Removes a device.
@@ -422,7 +456,8 @@ impl Provider for FakeDevice {
             reads_answered: state.config.reads_answered,
             reads_begun: state.config.reads_begun,
             inline_bytes: state.config.inline_bytes.min(MOST_INLINE),
-            send_with_invalidate: state.config.invalidates,
+            send_with_invalidate: state.config.invalidates
+                && !state.nodes[self.node].avoids_invalidation,
             is_iwarp: state.config.profile == Profile::Iwarp,
         }
     }
@@ -555,7 +590,14 @@ impl Provider for FakeDevice {
     }
 
     fn next_event(&mut self) -> Option<Event> {
-        self.network.lock().nodes[self.node].events.pop_front()
+        let mut state = self.network.lock();
+        let node = &mut state.nodes[self.node];
+        node.looks += 1;
+        node.events.pop_front()
+    }
+
+    fn note_failed_invalidation(&self) {
+        self.network.lock().nodes[self.node].avoids_invalidation = true;
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
@@ -600,6 +642,7 @@ impl WaitingDevice for FakeDevice {
 
     fn arm(&mut self) {
         let mut state = self.network.lock();
+        state.nodes[self.node].looks += 1;
         if std::mem::take(&mut state.nodes[self.node].has_rung) {
             // One byte is in the pipe, so this does not wait.
             let mut byte = [0];

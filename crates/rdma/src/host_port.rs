@@ -172,7 +172,7 @@ impl<P: Provider> HostPort<P> {
         &mut self.provider
     }
 
-    /// Whether the device was removed: it makes no connection any more.
+    /// Whether the device was removed, or has lost its address: it makes no connection any more.
     #[must_use]
     pub fn is_device_gone(&self) -> bool {
         self.is_device_gone
@@ -240,9 +240,14 @@ impl<P: Provider> HostPort<P> {
             is_busy = true;
             self.handle_event(event, now);
         }
+        self.poll_work(now) || is_busy
+    }
+
+    /// [`Self::poll`], of completions alone: it costs no system call.
+    pub fn poll_work(&mut self, now: Instant) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.provider.poll(&mut completions);
-        is_busy |= !completions.is_empty();
+        let is_busy = !completions.is_empty();
         for done in completions.drain(..) {
             let Some(connection) = self.connections.get_mut(&done.connection) else { continue };
             let Some(queue) = &mut connection.queue else { continue };
@@ -336,7 +341,7 @@ impl<P: Provider> HostPort<P> {
 
     fn handle_event(&mut self, event: Event, now: Instant) {
         let id = event.connection();
-        self.is_device_gone |= matches!(event, Event::DeviceRemoved(_));
+        self.is_device_gone |= matches!(event, Event::DeviceRemoved(_) | Event::AddressMoved);
         if event == Event::DeviceRemoved(ConnectionId::NOBODY) {
             let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
             return all.into_iter().for_each(|id| self.lose_device(id, now));
@@ -380,7 +385,7 @@ impl<P: Provider> HostPort<P> {
             Event::Failed { why, .. } => self.refused(id, ConnectError::Failed(why), now),
             Event::Disconnected(_) => self.lose(id, Loss::Disconnected, now),
             Event::DeviceRemoved(_) => self.lose_device(id, now),
-            Event::ReceivesEnded(_) | Event::Request { .. } => {}
+            Event::ReceivesEnded(_) | Event::Request { .. } | Event::AddressMoved => {}
         }
     }
 

@@ -45,6 +45,11 @@ impl<E> SendQueue<E> {
         number
     }
 
+    /// The request with this number, if it has not ended.
+    pub(crate) fn get(&self, number: u64) -> Option<&E> {
+        self.entries.get(usize::try_from(number.checked_sub(self.oldest)?).ok()?)
+    }
+
     /// The last `count` were not posted after all.
     pub(crate) fn take_back(&mut self, count: usize, mut each: impl FnMut(E)) {
         for _ in 0..count {

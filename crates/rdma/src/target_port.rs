@@ -226,7 +226,7 @@ impl<P: Provider> TargetPort<P> {
         self.provider.stop_listening();
     }
 
-    /// Whether the device was removed: its connections end, and none comes any more.
+    /// Whether the device was removed, or has lost its address: none comes any more. If it was removed, its connections end.
     #[must_use]
     pub fn is_device_gone(&self) -> bool {
         self.is_device_gone
@@ -582,6 +582,7 @@ impl<P: Provider> TargetPort<P> {
             Event::Disconnected(_) | Event::Rejected { .. } | Event::Failed { .. } => {
                 self.lose(id, Loss::Disconnected, now);
             }
+            Event::AddressMoved => self.is_device_gone = true,
             Event::Resolved(_) => {}
         }
     }

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use raceline_proto::nvme::{Cqe, Sqe, Status};
 use raceline_proto::rdma::{
     CAPSULE_HEAD_LEN, CapsuleLimits, CommandCapsule, HostData, RESPONSE_CAPSULE_LEN, Violation,
+    WorkStatus,
 };
 
 use crate::Loss;
@@ -116,6 +117,8 @@ enum Sent {
     Write,
     /// A response, with the driver's tag.
     Response(u32),
+    /// The same, of one that invalidates a key.
+    Invalidating(u32),
 }
 
 /// The controller's end of one queue.
@@ -270,6 +273,11 @@ impl TargetQueue {
             return self.handle_receive(provider, done);
         }
         if !done.status.is_success() {
+            if is_of_operation(done.status)
+                && let Some(Sent::Invalidating(_)) = self.sends.get(done.id)
+            {
+                provider.note_failed_invalidation();
+            }
             self.note_failure("a request to the host", done);
         }
         while let Some(sent) = self.sends.pop_until(done.id) {
@@ -282,7 +290,9 @@ impl TargetQueue {
         self.completed += 1;
         match sent {
             Sent::Write => {}
-            Sent::Response(tag) => self.events.push_back(TargetEvent::Responded(tag)),
+            Sent::Response(tag) | Sent::Invalidating(tag) => {
+                self.events.push_back(TargetEvent::Responded(tag))
+            }
             Sent::Read(index) => {
                 self.reads -= 1;
                 let slot = &mut self.slots[usize::from(index)];
@@ -508,6 +518,10 @@ impl TargetQueue {
             match provider.post_send(self.connection, &self.batch) {
                 Ok(()) => self.batch.clear(),
                 Err(error) => {
+                    let refused = self.batch.get(error.posted).map(|work| work.operation);
+                    if let Some(Operation::Send { invalidate: Some(_) }) = refused {
+                        provider.note_failed_invalidation();
+                    }
                     self.lose(Loss::Refused("a request to the host"));
                     self.unpost_from(error.posted);
                 }
@@ -567,7 +581,9 @@ impl TargetQueue {
     }
 
     fn prepare_response<P: Provider>(&mut self, provider: &mut P, index: u16) {
-        let id = self.sends.push(Sent::Response(self.slots[usize::from(index)].tag));
+        let Slot { tag, key, .. } = self.slots[usize::from(index)];
+        let sent = if key.is_some() { Sent::Invalidating(tag) } else { Sent::Response(tag) };
+        let id = self.sends.push(sent);
         let place = u32::try_from(id % u64::from(self.config.sends)).unwrap_or(0) * RESPONSE_LEN;
         let slot = &self.slots[usize::from(index)];
         let cqe = Cqe { sqhd: self.sqhd, ..slot.response };
@@ -665,6 +681,12 @@ impl TargetQueue {
             }
         }
     }
+}
+
+/// Whether this is what a device says at this end of an operation that it does not have. What the peer says, such as of a key
+/// that it has invalidated itself, is no word about this device.
+fn is_of_operation(status: WorkStatus) -> bool {
+    matches!(status, WorkStatus::LOC_QP_OP_ERR | WorkStatus::MW_BIND_ERR | WorkStatus::GENERAL_ERR)
 }
 
 /// Whether a command's descriptor names descriptors behind it.

@@ -228,6 +228,9 @@ pub enum Event {
     /// The device is gone: there may be no further completions. Of [`ConnectionId::NOBODY`] it is for all connections, and
     /// for those who listen.
     DeviceRemoved(ConnectionId),
+    /// The address with which the device was opened, or at which it listens, is another device's from now on, as after a
+    /// failover of a bond: nobody gets here by it any more. Connections that are there say themselves whether they end.
+    AddressMoved,
 }
 
 impl Event {
@@ -243,6 +246,7 @@ impl Event {
             | Self::Established { connection, .. }
             | Self::Rejected { connection, .. }
             | Self::Failed { connection, .. } => *connection,
+            Self::AddressMoved => ConnectionId::NOBODY,
         }
     }
 }
@@ -408,6 +412,9 @@ pub trait Provider {
     fn destroy(&mut self, connection: ConnectionId);
     /// The next event of the connection manager.
     fn next_event(&mut self) -> Option<Event>;
+    /// A SEND that was to invalidate a key has failed at this end: the device says that it can do this, and cannot. From now on
+    /// [`Self::capabilities`] says that it cannot, so later queues do without.
+    fn note_failed_invalidation(&self) {}
     /// The peer's address, if the connection manager tells it.
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {
         let _ = connection;

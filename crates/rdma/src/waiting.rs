@@ -192,6 +192,10 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).peer(connection)
     }
 
+    fn note_failed_invalidation(&self) {
+        (**self).note_failed_invalidation();
+    }
+
     fn post_send(&mut self, connection: ConnectionId, work: &[SendWork]) -> Result<(), PostError> {
         (**self).post_send(connection, work)
     }

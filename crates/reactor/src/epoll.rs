@@ -295,7 +295,7 @@ impl EpollIo {
             sending |= slot.send.is_some();
         }
         if self.provided.is_used() {
-            self.provided.wake_all();
+            self.provided.try_all();
             self.try_provided(done);
         }
         self.polls_without_events += 1;

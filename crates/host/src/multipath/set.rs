@@ -437,10 +437,11 @@ impl PathSet {
         }
     }
 
-    /// Sends what is ready on all queues; once per turn.
+    /// Sends what is ready on all queues, and looks at RDMA devices; once per turn.
     pub fn flush(&mut self, cx: &mut Context<'_>) {
         for member in &mut self.members {
             member.queues.flush(cx);
+            member.queues.spin(cx);
         }
     }
 

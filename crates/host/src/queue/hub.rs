@@ -26,6 +26,8 @@ const QUEUES: u32 = 32;
 const MOST_COMPLETIONS: u32 = 8191;
 /// Connections in the array of [`Table`].
 const CONNECTIONS_NEAR: usize = 32;
+/// No member of a device.
+const NOBODY: usize = usize::MAX;
 
 type Device = Box<dyn WaitingDevice>;
 
@@ -227,6 +229,21 @@ impl Membership {
         // A bell that rings for its own queue costs no call.
         let is_there = core.members[core.recent].is_some();
         core.listen(cx, if is_there { core.recent } else { self.member })
+    }
+
+    /// Takes what the device has done, and makes no system call: once in each turn of the core, which may spin. The queues are
+    /// called. A core that sleeps after it is woken at once: the first completion since the last [`Self::pump`] has left a
+    /// notice, which the bell tells.
+    pub(super) fn spin(&self, cx: &mut Context<'_>) {
+        let core = &mut *self.core();
+        if core.port.poll_work(cx.now) {
+            core.hand_out(cx, NOBODY);
+        }
+    }
+
+    /// Whether both are of one device.
+    pub(super) fn shares_with(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.hub, &other.hub)
     }
 
     /// The receive of the bell has come back to this queue.

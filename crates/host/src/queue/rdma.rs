@@ -219,6 +219,22 @@ impl QueuePair {
         }
     }
 
+    /// Looks at the device, without a system call: once in each turn of the core. Nothing is done if the queue before has looked
+    /// at it already. Gives the queue that has looked last.
+    pub(crate) fn spin<'a>(
+        &'a self,
+        cx: &mut Context<'_>,
+        before: Option<&'a Self>,
+    ) -> Option<&'a Self> {
+        let Some(rdma) = self.rdma.as_ref().filter(|rdma| !rdma.closed) else { return before };
+        let known = before.and_then(|queue| queue.rdma.as_ref());
+        if known.is_some_and(|known| known.hub.shares_with(&rdma.hub)) {
+            return before;
+        }
+        rdma.hub.spin(cx);
+        Some(self)
+    }
+
     /// The core cannot wait for the device.
     fn lose_bell(&mut self, cx: &mut Context<'_>, error: std::io::Error) {
         if !matches!(self.state, State::Draining(_) | State::Lost | State::Closed) {

@@ -105,6 +105,7 @@ impl Core {
         self.io.poll(Wait::No, &mut completions).unwrap();
         completions.into_iter().for_each(|completion| self.handle(completion));
         self.follow();
+        self.with(|_, queues, cx| queues.spin(cx));
     }
 
     /// Sends go on, and nothing that comes from the target is looked at until the next turn.

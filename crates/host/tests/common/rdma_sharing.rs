@@ -196,6 +196,30 @@ fn queues_of_one_core_share_a_device_and_its_memory() {
     }
 }
 
+/// Completions are taken from the device, whose notices cost system calls.
+#[test]
+fn a_core_that_spins_needs_no_notice() {
+    for profile in PROFILES {
+        let fabric = Fabric::new(profile);
+        let mut core = Core::mapped(HostConfig { io_queues: 2, ..fabric.config() });
+        let [device] = fabric.adapter.opened()[..] else { panic!("one device for all queues") };
+        verify(&mut core, 2, 4, 8);
+        fabric.network.mute_numbered(device, true);
+        // What was told before is looked at.
+        let end = Instant::now() + Duration::from_millis(20);
+        while Instant::now() < end {
+            core.turn();
+        }
+        let before = fabric.network.looks_numbered(device);
+        (0..3).for_each(|_| verify(&mut core, 2, 4, 8));
+        let looks = fabric.network.looks_numbered(device) - before;
+        assert_eq!(looks, 0, "{profile:?}: its descriptor says that there is nothing else");
+        fabric.network.mute_numbered(device, false);
+        core.ends_clean();
+        fabric.finish();
+    }
+}
+
 #[test]
 fn a_completion_queue_that_is_full_gets_a_second_device() {
     for profile in PROFILES {

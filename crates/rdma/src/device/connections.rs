@@ -402,14 +402,19 @@ impl RdmaDevice {
     pub(super) fn take_event(&mut self) -> Option<Event> {
         loop {
             let copied = self.copy_event()?;
-            if copied.kind == kind::DEVICE_REMOVAL {
-                let is_whole = copied.id == self.anchor || self.connections.listens(copied.id);
-                if is_whole || self.connections.by_id.contains_key(&copied.id.addr()) {
-                    // SAFETY: the identifier is alive: it is this value's.
-                    let is_own = self.note_removal(unsafe { (*copied.id).verbs });
-                    if is_whole && is_own {
-                        return Some(Event::DeviceRemoved(ConnectionId::NOBODY));
-                    }
+            let is_whole = copied.id == self.anchor || self.connections.listens(copied.id);
+            if is_whole && copied.kind == kind::ADDR_CHANGE {
+                let (address, device) = (self.address.ip(), &self.name);
+                tracing::warn!(%address, device, "an address has moved to another RDMA device");
+                return Some(Event::AddressMoved);
+            }
+            if copied.kind == kind::DEVICE_REMOVAL
+                && (is_whole || self.connections.by_id.contains_key(&copied.id.addr()))
+            {
+                // SAFETY: the identifier is alive: it is this value's.
+                let is_own = self.note_removal(unsafe { (*copied.id).verbs });
+                if is_whole && is_own {
+                    return Some(Event::DeviceRemoved(ConnectionId::NOBODY));
                 }
             }
             if copied.kind == kind::CONNECT_REQUEST {
@@ -658,6 +663,26 @@ mod tests {
         tell(device.anchor, kind::DEVICE_REMOVAL, 0);
         assert_eq!(device.take_event(), Some(Event::DeviceRemoved(ConnectionId::NOBODY)));
         assert!(removal::is_noted(device.context));
+    }
+
+    /// `RDMA_CM_EVENT_ADDR_CHANGE` of an identifier that is no connection's.
+    #[test]
+    fn an_address_that_moves_is_told_and_removes_nothing() {
+        let mut device = open();
+        let id = device.create_id().unwrap();
+        let connection = device.connections.add(id);
+        let listener = device.create_id().unwrap();
+        device.connections.listeners.push((listener, device.address));
+        for moved in [device.anchor, listener] {
+            tell(moved, 14, 0);
+            assert_eq!(device.take_event(), Some(Event::AddressMoved));
+        }
+        assert!(!removal::is_noted(device.context), "the device is there");
+        tell(id, 14, 0);
+        assert_eq!(device.take_event(), Some(Event::Disconnected(connection)));
+        let other = device.create_id().unwrap();
+        tell(other, 14, 0);
+        assert_eq!(device.take_event(), None, "it is nobody's");
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(super) struct VerbsContext {
     pub(super) ops: ContextOps,
     pub(super) cmd_fd: c_int,
     pub(super) async_fd: c_int,
+    /// Interrupts that can tell of completions.
+    pub(super) num_comp_vectors: c_int,
 }
 
 /// `struct ibv_device`.
@@ -419,12 +421,16 @@ mod tests {
     }
 
     /// Those of the connection manager, and the constants.
-    /// Of shared receives.
+    /// Of shared receives and of news.
     fn shared_expectations() -> Vec<(&'static str, usize)> {
         vec![
             (
                 "offsetof(struct ibv_context, ops.post_srq_recv)",
                 offset_of!(VerbsContext, ops.post_shared),
+            ),
+            (
+                "offsetof(struct ibv_context, num_comp_vectors)",
+                offset_of!(VerbsContext, num_comp_vectors),
             ),
             ("offsetof(struct ibv_device_attr, max_srq)", offset_of!(DeviceAttributes, max_srq)),
             (
@@ -499,6 +505,7 @@ mod tests {
         assert_eq!(offset_of!(VerbsContext, ops.post_send), 8 + 25 * 8);
         assert_eq!(offset_of!(CompletionChannel, fd), 8);
         assert_eq!(offset_of!(VerbsContext, cmd_fd), 8 + 32 * 8);
+        assert_eq!(offset_of!(VerbsContext, num_comp_vectors), 8 + 32 * 8 + 8);
         assert_eq!(size_of::<DeviceAttributes>(), 232);
         assert_eq!(offset_of!(CmId, destination), 4 * 8 + 128);
         assert_eq!(size_of::<WorkCompletion>(), 48);

@@ -57,6 +57,13 @@ impl NewsSet {
         self.change(libc::EPOLL_CTL_DEL, fd.as_raw_fd())
     }
 
+    /// Whether any of them is readable now. It costs one system call.
+    pub(super) fn is_readable(&self) -> bool {
+        let mut asked = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, which lives until the call returns. An error counts as news: whoever looks finds out.
+        unsafe { libc::poll(&raw mut asked, 1, 0) != 0 }
+    }
+
     /// [`Self::forget`] of a descriptor by its number.
     pub(super) fn forget_raw(&self, fd: RawFd) -> io::Result<()> {
         self.change(libc::EPOLL_CTL_DEL, fd)
@@ -177,7 +184,12 @@ impl WaitingDevice for RdmaDevice {
         news.as_fd()
     }
 
+    /// One system call while there are no news: the descriptor of all of them says so.
     fn arm(&mut self) {
+        self.is_quiet = self.is_armed && self.news.as_ref().is_some_and(|news| !news.is_readable());
+        if self.is_quiet {
+            return;
+        }
         self.take_alarms();
         let mut queue = null_mut();
         let mut context = null_mut();
@@ -192,12 +204,16 @@ impl WaitingDevice for RdmaDevice {
         if taken > 0 {
             // SAFETY: this many notices of the one queue of the channel were taken.
             unsafe { (self.functions.ibv_ack_cq_events)(self.completions, taken) };
+            self.is_armed = false;
+        }
+        if self.is_armed {
+            return;
         }
         const ANY: c_int = 0;
         // SAFETY: the completion queue and its context are alive.
         if let Some(notify) = unsafe { (*(*self.completions).context).ops.req_notify_cq } {
             // SAFETY: as above.
-            unsafe { notify(self.completions, ANY) };
+            self.is_armed = unsafe { notify(self.completions, ANY) } == 0;
         }
     }
 
@@ -216,7 +232,57 @@ impl WaitingDevice for RdmaDevice {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::WorkCompletion;
+    use super::super::stub::{alarm, complete, open, stub};
     use super::*;
+    use crate::verbs::{Event, Provider};
+
+    /// Looks as a core does before it sleeps, and gives the functions that this has called.
+    fn look(device: &mut RdmaDevice) -> Vec<&'static str> {
+        stub(|stub| stub.calls.clear());
+        device.arm();
+        let mut some = Vec::with_capacity(8);
+        while let Some(event) = device.next_event() {
+            assert_eq!(event, Event::DeviceRemoved(ConnectionId::NOBODY));
+        }
+        device.poll(&mut some);
+        stub(|stub| std::mem::take(&mut stub.calls)).into_keys().collect()
+    }
+
+    fn is_told(device: &RdmaDevice) -> bool {
+        device.news.as_ref().unwrap().is_readable()
+    }
+
+    #[test]
+    fn a_device_without_news_is_not_asked_again() {
+        let mut device = open();
+        let all = ["ibv_get_async_event", "ibv_get_cq_event", "rdma_get_cm_event", "req_notify_cq"];
+        assert_eq!(look(&mut device), all, "it is armed");
+        for _ in 0..100 {
+            assert_eq!(look(&mut device), [""; 0], "the one descriptor says that there is nothing");
+        }
+        // The first completion since then is told, and those after it need no word.
+        complete(WorkCompletion::default());
+        complete(WorkCompletion::default());
+        assert!(is_told(&device));
+        let mut some = Vec::with_capacity(8);
+        stub(|stub| stub.calls.clear());
+        (0..100).for_each(|_| device.poll(&mut some));
+        assert_eq!(some.len(), 2);
+        assert_eq!(stub(|stub| stub.calls.len()), 0, "polls cost nothing");
+        assert!(is_told(&device), "whoever sleeps now wakes at once");
+        assert_eq!(look(&mut device), all, "the notice is taken, and the queue armed again");
+        assert!(!is_told(&device));
+        complete(WorkCompletion::default());
+        assert!(is_told(&device));
+        look(&mut device);
+        // What the kernel says takes no arming away.
+        alarm(super::super::alarms::kind::DEVICE_FATAL, 0);
+        assert!(is_told(&device));
+        assert_eq!(look(&mut device), all[..3]);
+        complete(WorkCompletion::default());
+        assert!(is_told(&device));
+    }
 
     fn is_readable(set: &NewsSet, wait: c_int) -> bool {
         let fd = set.as_fd().as_raw_fd();

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::VerbsContext;
 
@@ -15,8 +16,12 @@ use super::layout::VerbsContext;
 #[derive(Debug, Default)]
 struct Users {
     count: usize,
+    /// Those that have entered since there was none.
+    entered: u32,
     /// The kernel has said that the device is gone.
     is_gone: bool,
+    /// It fails SENDs that invalidate keys.
+    fails_to_invalidate: Arc<AtomicBool>,
 }
 
 /// By the address of the device's context.
@@ -26,9 +31,22 @@ fn users() -> MutexGuard<'static, BTreeMap<usize, Users>> {
     USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Somebody uses a device from now on.
-pub(super) fn enter(context: *mut VerbsContext) {
-    users().entry(context.addr()).or_default().count += 1;
+/// Somebody uses a device from now on. Gives how many have entered before, since there was no user.
+pub(super) fn enter(context: *mut VerbsContext) -> u32 {
+    let mut all = users();
+    let users = all.entry(context.addr()).or_default();
+    users.count += 1;
+    let before = users.entered;
+    users.entered = before.wrapping_add(1);
+    before
+}
+
+/// Whether a device fails SENDs that invalidate keys, as its users find out: they share this.
+pub(super) fn fails_to_invalidate(context: *mut VerbsContext) -> Arc<AtomicBool> {
+    users()
+        .get(&context.addr())
+        .map(|users| Arc::clone(&users.fails_to_invalidate))
+        .unwrap_or_default()
 }
 
 /// The kernel says that a device is gone.

@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
+use std::io::{PipeWriter, Write};
 use std::net::SocketAddr;
 use std::os::fd::IntoRawFd;
 
@@ -24,6 +25,9 @@ pub(super) struct Stub {
     pub(super) name: &'static str,
     /// Inline bytes that a queue pair may have, at most.
     pub(super) inline: u32,
+    /// Interrupts that can tell of completions, and those that completion queues have.
+    pub(super) interrupts: c_int,
+    pub(super) vectors: Vec<c_int>,
     /// Addresses that identifiers were bound to.
     pub(super) bound: Vec<SocketAddr>,
     /// The inline bytes of each try to make a queue pair.
@@ -56,6 +60,14 @@ pub(super) struct Stub {
     /// How often one was searched for.
     pub(super) routes: usize,
     events: VecDeque<*mut CmEvent>,
+    /// How often each function was called that costs a system call, or a word to the device.
+    pub(super) calls: BTreeMap<&'static str, usize>,
+    /// The other ends of the descriptors, by their numbers: what is written there, nobody has read yet.
+    ends: BTreeMap<c_int, PipeWriter>,
+    /// The channels of completion queues, by their addresses.
+    channels: BTreeMap<usize, c_int>,
+    /// The channel whose completion queue tells of its next completion; `None`: it was not asked to.
+    armed: Option<c_int>,
     context: Option<*mut VerbsContext>,
 }
 
@@ -76,7 +88,40 @@ pub(super) fn open() -> RdmaDevice {
 
 /// The kernel says something of the device.
 pub(super) fn alarm(kind: u32, element: usize) {
-    stub(|stub| stub.alarms.push_back(AsyncEvent { element, kind }));
+    // SAFETY: the context is alive for ever.
+    let descriptor = unsafe { (*context()).async_fd };
+    stub(|stub| {
+        stub.alarms.push_back(AsyncEvent { element, kind });
+        stub.write_to(descriptor);
+    });
+}
+
+/// The device has done something.
+pub(super) fn complete(done: WorkCompletion) {
+    stub(|stub| {
+        stub.completions.push_back(done);
+        if let Some(channel) = stub.armed.take() {
+            stub.write_to(channel);
+        }
+    });
+}
+
+impl Stub {
+    fn count(&mut self, call: &'static str) {
+        *self.calls.entry(call).or_default() += 1;
+    }
+
+    /// Makes a descriptor readable, with one byte.
+    fn write_to(&mut self, descriptor: c_int) {
+        self.ends.get_mut(&descriptor).unwrap().write_all(&[1]).unwrap();
+    }
+}
+
+/// Reads a byte that was written to a descriptor's other end. False if there is none.
+fn read_from(descriptor: c_int) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: a descriptor of `silent`, which does not block; one byte that lives until the call returns.
+    unsafe { libc::read(descriptor, (&raw mut byte).cast(), 1) == 1 }
 }
 
 /// The manager says something of an identifier.
@@ -115,11 +160,12 @@ fn zeroed<T>() -> *mut T {
     leak(unsafe { std::mem::zeroed() })
 }
 
-/// A descriptor on which nothing comes.
+/// A descriptor on which nothing comes before somebody writes to its other end.
 fn silent() -> c_int {
     let (reader, writer) = std::io::pipe().unwrap();
-    std::mem::forget(writer);
-    reader.into_raw_fd()
+    let descriptor = reader.into_raw_fd();
+    stub(|stub| stub.ends.insert(descriptor, writer));
+    descriptor
 }
 
 pub(super) fn library() -> &'static Functions {
@@ -142,6 +188,7 @@ pub(super) fn library() -> &'static Functions {
         ibv_reg_mr,
         ibv_dereg_mr,
         ibv_get_cq_event,
+        ibv_ack_cq_events,
         ibv_get_async_event,
         ibv_ack_async_event,
         ibv_query_device,
@@ -178,20 +225,23 @@ unsafe extern "C" fn rdma_destroy_id(_: *mut CmId) -> c_int {
 
 /// The device's context, the same for all who ask.
 fn context() -> *mut VerbsContext {
-    stub(|stub| {
-        *stub.context.get_or_insert_with(|| {
-            let (context, device) = (zeroed::<VerbsContext>(), zeroed::<Device>());
-            // SAFETY: both are alive for ever.
-            unsafe {
-                let name = &mut (*device).name;
-                name[..stub.name.len()].copy_from_slice(stub.name.as_bytes());
-                (*context).device = device;
-                (*context).ops.poll_cq = Some(poll_cq);
-                ((*context).async_fd, (*context).cmd_fd) = (silent(), silent());
-            }
-            context
-        })
-    })
+    if let Some(known) = stub(|stub| stub.context) {
+        return known;
+    }
+    let (context, device) = (zeroed::<VerbsContext>(), zeroed::<Device>());
+    let (given, interrupts) = stub(|stub| (stub.name, stub.interrupts));
+    // SAFETY: both are alive for ever.
+    unsafe {
+        let name = &mut (*device).name;
+        name[..given.len()].copy_from_slice(given.as_bytes());
+        (*context).device = device;
+        (*context).num_comp_vectors = interrupts;
+        (*context).ops.poll_cq = Some(poll_cq);
+        (*context).ops.req_notify_cq = Some(req_notify_cq);
+        ((*context).async_fd, (*context).cmd_fd) = (silent(), silent());
+    }
+    stub(|stub| stub.context = Some(context));
+    context
 }
 
 unsafe extern "C" fn rdma_bind_addr(id: *mut CmId, address: *mut libc::sockaddr) -> c_int {
@@ -269,10 +319,17 @@ unsafe extern "C" fn ibv_create_cq(
     context: *mut VerbsContext,
     _: c_int,
     _: *mut c_void,
-    _: *mut CompletionChannel,
-    _: c_int,
+    channel: *mut CompletionChannel,
+    vector: c_int,
 ) -> *mut CompletionQueue {
-    leak(CompletionQueue { context })
+    let queue = leak(CompletionQueue { context });
+    // SAFETY: the caller's, and alive.
+    let channel = unsafe { (*channel).fd };
+    stub(|stub| {
+        stub.channels.insert(queue.addr(), channel);
+        stub.vectors.push(vector);
+    });
+    queue
 }
 
 unsafe extern "C" fn ibv_destroy_cq(_: *mut CompletionQueue) -> c_int {
@@ -304,6 +361,7 @@ unsafe extern "C" fn rdma_destroy_qp(id: *mut CmId) {
 }
 
 unsafe extern "C" fn rdma_get_cm_event(_: *mut EventChannel, event: *mut *mut CmEvent) -> c_int {
+    stub(|stub| stub.count("rdma_get_cm_event"));
     let Some(said) = stub(|stub| stub.events.pop_front()) else { return fail(libc::EAGAIN) };
     // SAFETY: the caller has room for it.
     unsafe { *event = said };
@@ -390,11 +448,24 @@ unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
 }
 
 unsafe extern "C" fn ibv_get_cq_event(
-    _: *mut CompletionChannel,
+    channel: *mut CompletionChannel,
     _: *mut *mut CompletionQueue,
     _: *mut *mut c_void,
 ) -> c_int {
-    fail(libc::EAGAIN)
+    stub(|stub| stub.count("ibv_get_cq_event"));
+    // SAFETY: the caller's, and alive.
+    if read_from(unsafe { (*channel).fd }) { 0 } else { fail(libc::EAGAIN) }
+}
+
+unsafe extern "C" fn ibv_ack_cq_events(_: *mut CompletionQueue, _: c_uint) {}
+
+/// The next completion is told, once.
+unsafe extern "C" fn req_notify_cq(queue: *mut CompletionQueue, _: c_int) -> c_int {
+    stub(|stub| {
+        stub.count("req_notify_cq");
+        stub.armed = stub.channels.get(&queue.addr()).copied();
+    });
+    0
 }
 
 unsafe extern "C" fn poll_cq(
@@ -414,7 +485,13 @@ unsafe extern "C" fn poll_cq(
     c_int::try_from(taken.len()).unwrap()
 }
 
-unsafe extern "C" fn ibv_get_async_event(_: *mut VerbsContext, event: *mut AsyncEvent) -> c_int {
+unsafe extern "C" fn ibv_get_async_event(
+    context: *mut VerbsContext,
+    event: *mut AsyncEvent,
+) -> c_int {
+    stub(|stub| stub.count("ibv_get_async_event"));
+    // SAFETY: the context is alive for ever.
+    read_from(unsafe { (*context).async_fd });
     let Some(said) = stub(|stub| stub.alarms.pop_front()) else { return fail(libc::EAGAIN) };
     // SAFETY: the caller has room for it.
     unsafe { *event = said };

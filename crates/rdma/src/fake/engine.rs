@@ -291,7 +291,9 @@ impl State {
             return Outcome::BothFailed(WorkStatus::REM_ABORT_ERR);
         }
         match work.operation {
-            Operation::Send { invalidate: Some(_) } if !self.config.invalidates => {
+            Operation::Send { invalidate: Some(_) }
+                if self.fails_invalidation || !self.config.invalidates =>
+            {
                 Outcome::Failed(WorkStatus::LOC_QP_OP_ERR)
             }
             Operation::Send { invalidate } => self.deliver(at, peer, waiting, invalidate),

@@ -96,6 +96,12 @@ pub(super) struct Node {
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
     pub(super) has_rung: bool,
+    /// Its user has found out that it fails to invalidate.
+    pub(super) avoids_invalidation: bool,
+    /// It tells of nothing.
+    pub(super) is_mute: bool,
+    /// Times that its user has asked for more than completions.
+    pub(super) looks: u64,
 }
 
 impl Node {
@@ -108,7 +114,7 @@ impl Node {
 
     /// Tells whoever waits for the device that it has something.
     pub(super) fn ring(&mut self) {
-        if !self.has_rung {
+        if !self.has_rung && !self.is_mute {
             // Without a reader, nobody waits.
             self.has_rung = self.ringer.write_all(&[1]).is_ok();
         }
@@ -278,6 +284,8 @@ pub(super) struct State {
     pub(super) memory_refusals: u64,
     /// They refuse to make protection domains.
     pub(super) refuses_domains: bool,
+    /// SENDs that invalidate keys fail.
+    pub(super) fails_invalidation: bool,
     /// Steps of later times, and those that are to be done at once, in order.
     later: BinaryHeap<Reverse<Timed>>,
     at_once: VecDeque<Step>,
@@ -299,6 +307,7 @@ impl State {
             refuses_memory: false,
             memory_refusals: 0,
             refuses_domains: false,
+            fails_invalidation: false,
             later: BinaryHeap::new(),
             at_once: VecDeque::new(),
             count: 0,
@@ -324,6 +333,9 @@ impl State {
             takes_nothing: false,
             ringer,
             has_rung: false,
+            avoids_invalidation: false,
+            is_mute: false,
+            looks: 0,
         });
         self.nodes.len() - 1
     }

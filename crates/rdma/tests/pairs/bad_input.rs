@@ -90,6 +90,34 @@ fn a_window_for_reading_is_not_written() {
     only_the_first_ends(pair).end();
 }
 
+/// What one queue has found out, later ones know. The host offers keys of windows all the time.
+#[test]
+fn a_device_that_fails_to_invalidate_costs_one_queue() {
+    let mut pair = Pair::new(NetworkConfig::default(), port_config());
+    let first = pair.connect(&[1])[0];
+    pair.network.fail_invalidation(true);
+    let memory = pair.host.memory;
+    let access = Access { remote_write: true, ..Access::default() };
+    let key = pair.host.port.provider().bind(&memory, 0, BLOCK, access);
+    let block = KeyedBlock { address: memory.address, len: BLOCK, key };
+    let transfer = HostTransfer::Keyed { block, invalidate: true };
+    let cid = pair.host.send(first, &io(READ, 0, 1), transfer).unwrap();
+    pair.host.expect_end(first, cid);
+    pair.settle(Duration::from_secs(2));
+    let failed = Loss::Work("a request to the host", WorkStatus::LOC_QP_OP_ERR);
+    assert_eq!(pair.target.losses[0].1, failed);
+    let before = pair.host.completed;
+    pair.connect(&[2]);
+    for _ in 0..300 {
+        pair.host.submit(&mut pair.dice);
+        pair.step();
+    }
+    pair.settle(Duration::from_secs(2));
+    assert!(pair.host.completed > before + 20, "{before}, then {}", pair.host.completed);
+    assert_eq!((pair.host.live.len(), pair.target.losses.len()), (1, 1));
+    pair.end();
+}
+
 fn bytes(device: &FakeDevice, region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(BLOCK.min(region.len)).unwrap()];
     device.read(region, 0, &mut bytes);

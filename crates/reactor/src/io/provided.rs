@@ -282,10 +282,10 @@ impl Provided {
     }
 
     /// Puts all slots that wait in line to be tried, for a back end that has not asked their sources.
-    pub(crate) fn wake_all(&mut self) {
+    pub(crate) fn try_all(&mut self) {
         for id in self.ids() {
             if !self.interest(id).is_none() {
-                self.wake(id);
+                self.try_on(id);
             }
         }
     }
@@ -323,7 +323,14 @@ impl Provided {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| !slot.closing) else {
             return Next::Idle;
         };
+        // Without news, a slot says itself whether a try is worth its system calls.
+        let may_find = slot.misses == 0
+            || match &mut slot.body {
+                Body::Stream { stream, .. } => stream.spin(),
+                Body::Listener { listener, .. } => listener.spin(),
+            };
         let next = match &mut slot.body {
+            _ if !may_find => Next::Wait(slot.interest),
             Body::Stream { stream, recv, send } => {
                 try_stream(&mut **stream, recv, send, counts, done)
             }

@@ -55,6 +55,12 @@ pub trait ByteStream: Send {
     /// `WouldBlock` when it takes none now; else the connection is lost.
     fn transmit(&mut self, batch: &mut SendBatch) -> io::Result<usize>;
 
+    /// The core spins, and the source has told nothing since a try that ended with a wait. Gives whether a try may find
+    /// something all the same. A stream of a device in user space looks here, and makes no system call.
+    fn spin(&mut self) -> bool {
+        true
+    }
+
     /// Bytes that [`Self::receive`] could give at once; 0 if that is not known.
     fn unread(&mut self) -> usize;
 
@@ -245,6 +251,11 @@ pub trait StreamListener: Send {
     /// `WouldBlock` when there is none. Any other error is reported to the owner, and the next news of
     /// the source start the next try.
     fn accept(&mut self) -> io::Result<Socket>;
+
+    /// [`ByteStream::spin`] of a listener: whether [`Self::accept`] may find something without news of the source.
+    fn spin(&mut self) -> bool {
+        true
+    }
 
     /// The real address.
     fn local_address(&self) -> SocketAddr;

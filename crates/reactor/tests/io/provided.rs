@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use raceline_reactor::io::SocketId;
@@ -257,6 +257,86 @@ pub(crate) fn kinds_of_sockets_live_side_by_side(mut bed: Bed) {
         }
         bed.io.close(plain.1, false);
     }
+}
+
+/// A listener that says whether a try without news is worth it, and counts tries and questions.
+struct Choosy {
+    listener: TcpListener,
+    tries: Arc<AtomicUsize>,
+    spins: Arc<AtomicUsize>,
+    may_find: Arc<AtomicBool>,
+}
+
+impl StreamListener for Choosy {
+    fn accept(&mut self) -> io::Result<Socket> {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+        // What would end the next wait at once is taken.
+        let _ = self.listener.accept();
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    fn spin(&mut self) -> bool {
+        self.spins.fetch_add(1, Ordering::Relaxed);
+        self.may_find.load(Ordering::Relaxed)
+    }
+
+    fn local_address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::descriptor(self.listener.as_fd())
+    }
+
+    fn stop(&mut self) {}
+}
+
+/// System calls of tries are saved while a core spins, and news are never missed.
+pub(crate) fn a_spinning_core_asks_whether_to_try(mut bed: Bed) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tries, spins, may_find) =
+        (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default(), Arc::default());
+    let choosy = Choosy {
+        listener,
+        tries: Arc::clone(&tries),
+        spins: Arc::clone(&spins),
+        may_find: Arc::clone(&may_find),
+    };
+    let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
+    let token = bed.token();
+    let (id, _) = bed.io.listen_provided(Box::new(choosy), token).unwrap();
+    bed.poll(Wait::No);
+    let before = count(&tries);
+    assert!(before > 0, "it is tried when it comes");
+    (0..50).for_each(|_| bed.poll(Wait::No));
+    assert_eq!(count(&tries), before, "it finds nothing without news");
+    let asked = count(&spins);
+    if bed.is_ring {
+        assert!(asked >= 49, "{asked}");
+    }
+    may_find.store(true, Ordering::Relaxed);
+    (0..50).for_each(|_| bed.poll(Wait::No));
+    assert_eq!(
+        count(&tries) - before,
+        count(&spins) - asked,
+        "each time that it may find something"
+    );
+    may_find.store(false, Ordering::Relaxed);
+    let before = count(&tries);
+    // News end a sleep, and are told whatever it says.
+    let peer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        TcpStream::connect(address).unwrap()
+    });
+    let watch = bed.token();
+    bed.io.timer(Instant::now() + Duration::from_millis(200), watch);
+    bed.wait_for(watch);
+    assert!(count(&tries) > before, "the core was told");
+    peer.join().unwrap();
+    bed.io.close_listener(id);
+    bed.poll(Wait::No);
 }
 
 /// A listener that says when it takes no more, and whose descriptor a back end can watch.

@@ -112,7 +112,7 @@ impl Hub {
         (name, self.works.port.counts(), self.works.places.leased())
     }
 
-    /// Whether the device was removed: no connection comes any more.
+    /// Whether the device was removed, or has lost its address: no connection comes any more.
     pub(super) fn is_device_gone(&self) -> bool {
         self.works.port.is_device_gone()
     }
@@ -275,6 +275,12 @@ impl Hub {
     }
 
     // ------------------------------------------------------------------------- listener
+
+    /// Takes what the device has done, and makes no system call. Without a full look ([`Self::accept`]) before the core
+    /// sleeps nothing is lost: the first completion since the last one has left a notice, which the news tell.
+    pub(super) fn spin(&mut self) {
+        self.pump_work();
+    }
 
     /// The next connection.
     pub(super) fn accept(&mut self) -> Option<Arrival> {

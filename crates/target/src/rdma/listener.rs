@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use raceline_rdma::device::Ticks;
 use raceline_reactor::{Socket, Source, StreamListener};
@@ -18,6 +19,9 @@ use super::streams::{Stream, lock};
 
 /// The core that listens, as the target counts them.
 const LISTENING_CORE: usize = 0;
+
+/// A core that spins asks the connection manager, the kernel and its timer so often; in between, it asks the device alone.
+const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// What a listener of a core does beside its core's connections.
 enum State {
@@ -39,6 +43,8 @@ pub(super) struct Listener {
     port: Arc<Port>,
     /// While there are connections: hosts that take nothing are found when nothing else happens.
     ticks: Ticks,
+    /// When it has asked all of them last.
+    looked: Instant,
 }
 
 impl Listener {
@@ -87,7 +93,8 @@ impl Listener {
         let ticks = Ticks::new(CHECK_INTERVAL)?;
         port.news.watch(ticks.as_fd())?;
         let opener = Arc::clone(opener);
-        Ok(Self { opener, address, state: State::Attending, port, ticks })
+        let looked = Instant::now();
+        Ok(Self { opener, address, state: State::Attending, port, ticks, looked })
     }
 
     fn begin_search(&mut self) -> io::Result<()> {
@@ -109,7 +116,7 @@ impl Listener {
         tracing::warn!(
             %address,
             device,
-            "the RDMA device of a listener is gone; it listens again as soon as a device has its address"
+            "the RDMA device of a listener is gone, or no longer has its address; it listens again as soon as a device has it"
         );
         self.search();
     }
@@ -147,6 +154,7 @@ impl Listener {
 
 impl StreamListener for Listener {
     fn accept(&mut self) -> io::Result<Socket> {
+        self.looked = Instant::now();
         self.ticks.take();
         loop {
             if let Some((site, hub)) = self.port.hub() {
@@ -183,6 +191,13 @@ impl StreamListener for Listener {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
+    }
+
+    fn spin(&mut self) -> bool {
+        if let Some((_, hub)) = self.port.hub() {
+            lock(&hub).spin();
+        }
+        self.looked.elapsed() >= LOOK_INTERVAL
     }
 
     fn local_address(&self) -> SocketAddr {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::cell::Cell;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
@@ -14,6 +15,7 @@ use raceline_proto::rdma::RejectStatus;
 use raceline_rdma::fake::{CoreUse, Faults, NetworkConfig, Profile};
 use raceline_rdma::verbs::ConnectionId;
 use raceline_rdma::{ConnectError, HostTransfer};
+use raceline_reactor::StreamProvider;
 use raceline_target::{Target, TargetConfig, TargetError};
 
 use super::host::{Fabric, Host};
@@ -102,6 +104,29 @@ fn each_core_has_queues_of_its_own() {
         target.shutdown().unwrap();
         fabric.end();
     });
+}
+
+/// The connection manager, the kernel and the timer are asked now and then, and each time before the core sleeps.
+#[test]
+fn a_core_that_spins_asks_the_device_alone() {
+    let fabric = Fabric::new(NetworkConfig::default());
+    let address = "192.0.2.1:4420".parse().unwrap();
+    let streams = fabric.streams(&config(1));
+    let mut listener = streams.listen(address).unwrap().unwrap();
+    let mut next = || (listener.accept().err().map(|error| error.kind()), listener.spin());
+    assert_eq!(next(), (Some(ErrorKind::WouldBlock), false));
+    let (looks, polls) =
+        (|| fabric.network.looks_numbered(0), || fabric.devices()[0].counts.idle_polls);
+    let before = (looks(), polls());
+    let mut due = 0;
+    for _ in 0..1000 {
+        due += u64::from(listener.spin());
+    }
+    assert_eq!((looks(), polls()), (before.0, before.1 + 1000), "only what is due is looked for");
+    std::thread::sleep(Duration::from_millis(1));
+    assert!(listener.spin(), "after {due} others, it is time for the rest");
+    assert!(listener.accept().is_err());
+    assert!(looks() > before.0);
 }
 
 #[derive(Default)]

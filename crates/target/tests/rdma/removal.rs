@@ -91,6 +91,33 @@ fn a_listener_comes_back_with_its_device() {
     });
 }
 
+/// A bond whose next link is another device's.
+#[test]
+fn a_listener_follows_its_address_to_another_device() {
+    each_kind(|config, network| {
+        let fabric = Fabric::new(network);
+        let (target, _, rdma) = fabric.target(config);
+        let (mut before, [admin, queue]) = host(&fabric, rdma);
+        let tries = fabric.tries.load(Ordering::Relaxed);
+        fabric.network.move_address(rdma);
+        eventually("the target opens the next device", || {
+            fabric.tries.load(Ordering::Relaxed) > tries
+        });
+        listens(&fabric, rdma, true);
+        let (mut after, [next_admin, next]) = host(&fabric, rdma);
+        assert_eq!(target.queues(&nqn()).len(), 4);
+        // What the network has left connected goes on.
+        write_and_read(&mut before, queue, 64, 128 << 10);
+        assert!(before.losses.is_empty(), "{:?}", before.losses);
+        [next, next_admin].into_iter().for_each(|id| after.close(id));
+        [queue, admin].into_iter().for_each(|id| before.close(id));
+        drop((before, after));
+        nobody_is_left(&target);
+        target.shutdown().unwrap();
+        fabric.end();
+    });
+}
+
 #[test]
 fn a_listener_that_looks_for_a_device_can_be_removed() {
     let fabric = Fabric::new(NetworkConfig::default());
