@@ -270,6 +270,45 @@ in_use() {
     [ ! -e $DISK ] || fail "$DISK is left over"
 }
 
+# ended_by_loss: waits until the process has ended because its only path was away too long.
+ended_by_loss() {
+    local rc=0
+    until_so 60 gone
+    wait "$(cat /tmp/connect.pid)" || rc=$?
+    [ "$rc" = 1 ] || fail "its exit code is $rc: $(tail -n 3 /tmp/connect.err)"
+}
+# The only path is away for longer than -l says: the process ends with an error. A disk in use stays, and goes on with the next
+# process.
+given_up() {
+    local listener="-t tcp -a 127.0.0.1 -s $PORT"
+    begin -l 2
+    mkfs.ext4 -q $DISK
+    mkdir -p /tmp/mnt
+    mount $DISK /tmp/mnt
+    dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=16 2>/dev/null
+    md5sum /tmp/mnt/data >/tmp/sum
+    sync
+    # shellcheck disable=SC2086  # several words
+    rpc nvmf_subsystem_remove_listener "$NQN" $listener
+    ended_by_loss
+    [ -b $DISK ] || fail "the disk has ended under its mount"
+    # shellcheck disable=SC2086  # several words
+    rpc nvmf_subsystem_add_listener "$NQN" $listener
+    attach -l 2
+    recovered
+    umount /tmp/mnt
+    mount $DISK /tmp/mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /tmp/mnt
+    # Nobody uses it: it goes with its process.
+    # shellcheck disable=SC2086  # several words
+    rpc nvmf_subsystem_remove_listener "$NQN" $listener
+    ended_by_loss
+    [ ! -e $DISK ] || fail "$DISK is left over"
+    # shellcheck disable=SC2086  # several words
+    rpc nvmf_subsystem_add_listener "$NQN" $listener
+}
+
 # A process that was killed and is not missed: its disk is removed.
 abandoned() {
     begin
@@ -439,6 +478,7 @@ check killed-with-all 300 killed_with_all
 check tls 300 over_two 127.0.0.2 127.0.0.3 tls
 check two-paths 300 over_two 127.0.0.4 127.0.0.5 plain
 check in-use 240 in_use
+check given-up 240 given_up
 check abandoned 90 abandoned
 check memory 90 memory
 check unit 300 unit

@@ -326,18 +326,8 @@ impl UringIo {
         let more = cqueue::more(flags);
         match user_data {
             CANCEL_DATA => return,
-            NVME_DATA => {
-                if !more {
-                    self.watch_nvme();
-                }
-                return;
-            }
-            UBLK_DATA => {
-                if !more {
-                    self.watch_ublk();
-                }
-                return;
-            }
+            NVME_DATA => return self.handle_nvme_news(),
+            UBLK_DATA => return self.handle_ublk_news(),
             WAKER_DATA => {
                 self.waker.drain();
                 self.counts.system_calls += 1;
@@ -644,7 +634,6 @@ impl Io for UringIo {
     fn register_nvme(&mut self, file: Arc<File>, format: NvmeFormat) -> io::Result<FileId> {
         if self.nvme.is_none() {
             self.nvme = Some(Box::new(NvmeRing::new()?));
-            self.watch_nvme();
         }
         let slot = FileSlot { file, nvme: Some(format), in_flight: 0, closing: false };
         let id = self.files.insert(slot).map_err(|_| io::ErrorKind::QuotaExceeded)?;
@@ -714,6 +703,8 @@ impl Io for UringIo {
             let mut sleeps = wait == Wait::Yes && done.len() == before;
             if sleeps {
                 self.all_to_ring();
+                self.watch_nvme(done)?;
+                self.watch_ublk(done)?;
                 sleeps = self.watch_provided();
                 self.woken |= !sleeps;
             }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 
 use io_uring::register::Restriction;
 use io_uring::types::Fd;
@@ -13,7 +13,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 use raceline_proto::nvme::PassthroughCommand;
 use zerocopy::IntoBytes as _;
 
-use super::{NVME_DATA, POLL_IN, UringIo};
+use super::ring::Watch;
+use super::{NVME_DATA, UringIo};
 use crate::io::Completion;
 use crate::io::nvme::{self, NVME_URING_CMD_IO};
 
@@ -26,8 +27,7 @@ const ENTRY_ROOM: usize = 80;
 /// A ring that takes nothing but passthrough commands.
 pub(super) struct NvmeRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry32>,
-    /// Readable once this ring has had a completion.
-    event: OwnedFd,
+    watch: Watch,
     backlog: VecDeque<squeue::Entry128>,
     /// Operations whose command could not be made.
     refused: VecDeque<(u64, io::Error)>,
@@ -44,12 +44,12 @@ impl NvmeRing {
         let mut builder = IoUring::<squeue::Entry128, cqueue::Entry32>::builder();
         builder.setup_clamp().setup_submit_all().setup_r_disabled().setup_cqsize(4 * ENTRIES);
         let ring = builder.build(ENTRIES)?;
-        let event = super::ring::watched(&ring)?;
+        let watch = Watch::new(&ring)?;
         let submitter = ring.submitter();
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::UringCmd80::CODE)])?;
         submitter.register_enable_rings()?;
         let (backlog, refused) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { ring, event, backlog, refused, in_flight: 0 })
+        Ok(Self { ring, watch, backlog, refused, in_flight: 0 })
     }
 
     /// Queues a command, or the reason why there is none. What the command points at is the
@@ -108,11 +108,21 @@ impl NvmeRing {
 }
 
 impl UringIo {
-    /// Waits on the core's ring for completions on this one, too.
-    pub(super) fn watch_nvme(&mut self) {
-        let Some(fd) = self.nvme.as_ref().map(|ring| ring.event.as_raw_fd()) else { return };
-        let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).multi(true);
-        self.push(poll.build().user_data(NVME_DATA));
+    /// Before a sleep: has the core's ring wait for this one, too, and looks at it a last time.
+    pub(super) fn watch_nvme(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        let Some(poll) = self.nvme.as_mut().and_then(|ring| ring.watch.arm(NVME_DATA)) else {
+            return Ok(());
+        };
+        self.counts.system_calls += 1;
+        self.push(poll);
+        self.poll_nvme(done)
+    }
+
+    /// The wait for this ring has ended. The next turn looks at it.
+    pub(super) fn handle_nvme_news(&mut self) {
+        if let Some(ring) = &mut self.nvme {
+            ring.watch.handle_end();
+        }
     }
 
     /// Sends NVMe commands, and takes their completions.

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use io_uring::register::Restriction;
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode, squeue};
 
-use super::{POLL_IN, UBLK_DATA, UringIo};
+use super::ring::Watch;
+use super::{UBLK_DATA, UringIo};
 use crate::io::socket::not_usable;
 use crate::io::ublk::{DESCRIPTOR_LEN, UblkCommand, UblkDescriptor, UblkMove, UblkQueue};
 use crate::io::{Completion, FileId, Outcome, Token};
@@ -74,8 +75,7 @@ const SUBMISSIONS_MAX: usize = 4;
 /// A queue, and the commands that the kernel has of it.
 pub(super) struct UblkRing {
     ring: IoUring,
-    /// Readable once this ring has had a completion.
-    event: OwnedFd,
+    watch: Watch,
     file: Arc<File>,
     queue: UblkQueue,
     /// What the kernel asks for, one descriptor for each tag.
@@ -97,7 +97,7 @@ impl UblkRing {
         builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
         // Each tag has one command or move at most, so that there always is room.
         let ring: IoUring = builder.build(u32::from(queue.depth))?;
-        let event = super::ring::watched(&ring)?;
+        let watch = Watch::new(&ring)?;
         let submitter = ring.submitter();
         let mut permitted = vec![opcode::UringCmd16::CODE];
         if queue.pages {
@@ -111,7 +111,7 @@ impl UblkRing {
         let commands = (0..queue.depth).map(|_| None).collect();
         let moves = (0..queue.depth).map(|_| None).collect();
         let refused = VecDeque::new();
-        Ok(Self { ring, event, file, queue, descriptors, commands, moves, refused })
+        Ok(Self { ring, watch, file, queue, descriptors, commands, moves, refused })
     }
 
     fn push(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
@@ -269,15 +269,24 @@ impl UringIo {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         self.ublk = Some(Box::new(UblkRing::new(file, queue)?));
-        self.watch_ublk();
         Ok(())
     }
 
-    /// Waits on the core's ring for completions on this one, too.
-    pub(super) fn watch_ublk(&mut self) {
-        let Some(fd) = self.ublk.as_ref().map(|ring| ring.event.as_raw_fd()) else { return };
-        let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).multi(true);
-        self.push(poll.build().user_data(UBLK_DATA));
+    /// Before a sleep: has the core's ring wait for this one, too, and looks at it a last time.
+    pub(super) fn watch_ublk(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        let Some(poll) = self.ublk.as_mut().and_then(|ring| ring.watch.arm(UBLK_DATA)) else {
+            return Ok(());
+        };
+        self.counts.system_calls += 1;
+        self.push(poll);
+        self.poll_ublk(done)
+    }
+
+    /// The wait for this ring has ended. The next turn looks at it.
+    pub(super) fn handle_ublk_news(&mut self) {
+        if let Some(ring) = &mut self.ublk {
+            ring.watch.handle_end();
+        }
     }
 
     pub(super) fn push_ublk(&mut self, command: UblkCommand, buf: IoBuf, token: Token) {
