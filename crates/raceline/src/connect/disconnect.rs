@@ -1,12 +1,12 @@
 //! `raceline disconnect`: disks of this user, and remote controllers of a daemon.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_control::client::{Address, DEFAULT_SOCKET, PACKAGED_SOCKET};
 use raceline_host::Transport;
 use serde_json::{Value, json};
 
-use super::registry::{Entry, Found, Registry};
+use super::registry::{Ends, Entry, Found, Registry};
 use super::{ublk, units};
 use crate::cli::connect::DisconnectArgs;
 use crate::failure::Failure;
@@ -15,8 +15,6 @@ use crate::nvme::connect_all::{Place, family, paths};
 use crate::shell;
 use crate::table::printable;
 
-/// How long `disconnect` waits for a process to end.
-pub(super) const END_TIME: Duration = Duration::from_secs(30);
 /// A daemon may need long for a controller that does not answer.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -83,11 +81,13 @@ impl Run<'_> {
     }
 
     fn disks(&mut self, registry: &Registry, running: &[Found]) {
+        let mut ends = Ends::new();
         for found in running.iter().filter(|found| self.args.means_disk(&found.entry)) {
             let (entry, force) = (&found.entry, self.args.end.force);
             let unit = units::unit_of(entry.pid);
             let unused = if force { Ok(()) } else { ublk::check_unused(entry) };
-            let ended = unused.and_then(|()| registry.end(found, END_TIME));
+            let time = registry.time_to_end(found, &mut ends, Instant::now());
+            let ended = unused.and_then(|()| registry.end(found, time));
             match ended.and_then(|()| ublk::remove_left(entry, force)) {
                 Ok(()) => {
                     println!("disconnected {}", printable(&entry.places.join(" ")));

@@ -1,5 +1,6 @@
 //! Which disks of this user run: a locked file for each, in a folder that only this user can use.
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::units;
 use crate::failure::Failure;
+use crate::table::printable;
 
 /// How often it looks whether a process has ended.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -24,8 +26,17 @@ const TURN_TIME: Duration = Duration::from_secs(10);
 /// The same for the folder of a unit, whose user may hold others up.
 const UNIT_TURN_TIME: Duration = Duration::from_secs(1);
 
-/// Most notes of the folder of a unit that are read; a unit has one disk.
+/// Most notes of the folder of a unit that are read.
 const MAX_UNIT_NOTES: usize = 64;
+
+/// Most disks of the folder of a unit that count: a unit has one, and its user could note down others to hold root up.
+const MAX_UNIT_DISKS: usize = 2;
+
+/// How long `disconnect` waits for a process to end.
+pub(super) const END_TIME: Duration = Duration::from_secs(30);
+
+/// When the disks of a unit's folder have to have ended.
+pub(super) type Ends = HashMap<PathBuf, Instant>;
 
 /// What the kernel shows of locks on files.
 const LOCKS: &str = "/proc/locks";
@@ -93,7 +104,7 @@ impl Registry {
         let failed = |error: io::Error| {
             Failure::runtime(format!(
                 "cannot use {} for the sockets of disks: {error}",
-                dir.display()
+                shown(&dir)
             ))
         };
         if !dir.is_dir() {
@@ -104,7 +115,7 @@ impl Registry {
             return Err(Failure::runtime(format!(
                 "{} is not a folder that only this user can write to: others could take the place of a disk; remove it, \
                  or name the socket by --socket",
-                dir.display()
+                shown(&dir)
             )));
         }
         Ok(Self { dir, uid, run })
@@ -118,7 +129,7 @@ impl Registry {
     pub(super) fn add(&self, entry: &Entry) -> Result<Noted, Failure> {
         let path = self.dir.join(format!("disk-{}.json", entry.pid));
         let file = self.put(&path, entry).map_err(|error| {
-            Failure::runtime(format!("cannot note the disk down in {}: {error}", path.display()))
+            Failure::runtime(format!("cannot note the disk down in {}: {error}", shown(&path)))
         })?;
         Ok(Noted { path, _lock: file })
     }
@@ -161,9 +172,9 @@ impl Registry {
                         io::ErrorKind::TimedOut,
                         format!(
                             "{who} has locked {} for longer than {} s: it may hang; end it, or see what it is with lsof {}",
-                            self.dir.display(),
+                            shown(&self.dir),
                             time.as_secs(),
-                            self.dir.display()
+                            shown(&self.dir)
                         ),
                     ));
                 }
@@ -176,7 +187,7 @@ impl Registry {
     /// The disks that run, those of units included. Files of processes that were killed are removed from the folder of this user.
     pub(super) fn running(&self) -> Result<Vec<Found>, Failure> {
         let failed = |error: io::Error| {
-            Failure::runtime(format!("cannot read {}: {error}", self.dir.display()))
+            Failure::runtime(format!("cannot read {}: {error}", shown(&self.dir)))
         };
         let mut all = self.running_here().map_err(failed)?;
         for (dir, owner) in units::folders(&self.run, self.uid) {
@@ -187,7 +198,7 @@ impl Registry {
             match folder.running_in_unit() {
                 Ok(more) => all.extend(more),
                 Err(error) => {
-                    tracing::warn!("disks of {} are passed over: {error}", folder.dir.display());
+                    tracing::warn!("disks of {} are passed over: {error}", shown(&folder.dir));
                 }
             }
         }
@@ -232,7 +243,17 @@ impl Registry {
             let entry = units::read_note(&file, &path, owner)?;
             Some(Found { entry, path, owner })
         };
-        Ok(self.notes()?.into_iter().take(MAX_UNIT_NOTES).filter_map(found).collect())
+        let notes = self.notes()?.into_iter().take(MAX_UNIT_NOTES);
+        Ok(notes.filter_map(found).take(MAX_UNIT_DISKS).collect())
+    }
+
+    /// How long to wait for the end of a disk. Those of a unit's folder share [`END_TIME`], whose ends are in `ends`: its user could
+    /// note down several that do not end.
+    pub(super) fn time_to_end(&self, found: &Found, ends: &mut Ends, now: Instant) -> Duration {
+        let folder = found.path.parent().filter(|folder| *folder != self.dir);
+        let Some(folder) = folder else { return END_TIME };
+        let end = ends.entry(folder.to_owned()).or_insert(now + END_TIME);
+        end.saturating_duration_since(now)
     }
 
     /// Asks a process to end, and waits until it has.
@@ -257,7 +278,7 @@ impl Registry {
                 return Err(Failure::runtime(format!(
                     "process {} of disk {} has not ended within {} s; what it has in flight at its device may hang",
                     entry.pid,
-                    entry.places.join(" "),
+                    printable(&entry.places.join(" ")),
                     time.as_secs()
                 )));
             }
@@ -265,6 +286,11 @@ impl Registry {
         }
         Ok(())
     }
+}
+
+/// A path for people.
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy())
 }
 
 /// The process that has locked a file, if the kernel says so.
@@ -356,6 +382,36 @@ mod tests {
         assert!(error.message.contains("has not ended"), "{}", error.message);
         use std::os::unix::process::ExitStatusExt as _;
         assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+    }
+
+    #[test]
+    fn the_user_of_a_unit_neither_holds_root_up_nor_writes_to_its_terminal() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = registry(dir.path());
+        let unit = unit(dir.path(), registry.uid);
+        let mut child = sleeper(registry.uid);
+        let text = "/a\x1b[2Jb\n";
+        let _noted = note(&unit, &entry_of(child.id(), text));
+        let found = registry.running().unwrap();
+        let error = registry.end(&found[0], Duration::from_millis(50)).unwrap_err().message;
+        assert!(error.contains("of disk /a\u{fffd}[2Jb\u{fffd} has not ended"), "{error:?}");
+        child.wait().unwrap();
+        let _more = [1_000_001, 1_000_002, 1_000_003].map(|pid| note(&unit, &entry_of(pid, text)));
+        let found = registry.running().unwrap();
+        assert_eq!(found.len(), MAX_UNIT_DISKS);
+        let (mut ends, now) = (Ends::new(), Instant::now());
+        for (index, passed, left) in [(0, 0, 30), (1, 20, 10), (1, 40, 0)] {
+            let now = now + Duration::from_secs(passed);
+            let time = registry.time_to_end(&found[index], &mut ends, now);
+            assert_eq!(time, Duration::from_secs(left), "disk {index} after {passed} s");
+        }
+        // Each disk of one's own has all the time.
+        let _own = registry.add(&entry_of(7, "/d")).unwrap();
+        let own = registry.running().unwrap().into_iter().find(|it| it.entry.pid == 7).unwrap();
+        for passed in [0, 40] {
+            let now = now + Duration::from_secs(passed);
+            assert_eq!(registry.time_to_end(&own, &mut ends, now), END_TIME);
+        }
     }
 
     #[test]

@@ -7,8 +7,7 @@ use std::time::Instant;
 use raceline_bdev::SharedBdev;
 use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
-use super::disconnect::END_TIME;
-use super::registry::{Entry, LOOK_INTERVAL, Registry};
+use super::registry::{END_TIME, Entry, LOOK_INTERVAL, Registry};
 use super::{Ready, Source, Way, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
