@@ -170,6 +170,7 @@ fn stop_waiting() {
 /// Prints a line on standard error for people, who see it as the last one: no longer than a moment does a daemon wait for
 /// who reads it.
 pub(crate) fn last_line(line: &str) {
+    limit::finish();
     print(&format!("{line}\n"), LAST_MESSAGES);
     finish();
 }
@@ -184,8 +185,9 @@ pub(crate) fn print(text: &str, within: Duration) {
     }
 }
 
-/// Waits for the last messages, before the program ends.
+/// Says what was left out of the log, and waits for the last messages, before the program ends.
 pub(crate) fn finish() {
+    limit::finish();
     match WAY.get() {
         Some(Way::Stderr(outlet)) => _ = outlet.finish(LAST_MESSAGES),
         Some(Way::Journal(outlet)) => _ = outlet.finish(LAST_MESSAGES),

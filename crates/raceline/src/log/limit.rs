@@ -2,14 +2,15 @@
 //!
 //! Messages count by the place in the program that logs them, together with whom they are about: the fields that name
 //! a peer or a host, or else the names (NQN, IQN) and addresses in the text. The first messages of each such pair in a
-//! window are shown. At the end of the window one line says how many more there were. Messages for finding faults
+//! window are shown. At the end of the window, or of the program, one line says how many more there
+//! were. Messages for finding faults
 //! (debug, trace) and the audit have no limit.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
@@ -27,6 +28,10 @@ const MOST_PAIRS: usize = 4096;
 const EXAMPLE_BYTES: usize = 200;
 /// The most names and addresses of a text that count.
 const MOST_SUBJECTS: usize = 3;
+/// How often the end of the program looks whether the counts are free, and the time between two looks. Whoever has them needs
+/// microseconds.
+const LOCK_TRIES: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// The target of the summaries.
 const SUMMARY: &str = "raceline::log";
 /// Fields that say whom a message is about.
@@ -41,9 +46,7 @@ static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 pub(super) fn start() {
     let summaries = || {
         loop {
-            for (count, time, example) in LIMITER.wait_for_due() {
-                tracing::warn!(target: SUMMARY, "{count} more in the last {} s: {example}", time.as_secs());
-            }
+            tell(LIMITER.wait_for_due());
         }
     };
     match std::thread::Builder::new().name("log-summaries".to_owned()).spawn(summaries) {
@@ -51,6 +54,23 @@ pub(super) fn start() {
         Err(error) => {
             tracing::warn!("repeated messages have no limit: no thread counts them: {error}")
         }
+    }
+}
+
+/// Says what was left out in windows that have not ended: the program does, before them.
+pub(super) fn finish() {
+    if let Some(mut windows) = LIMITER.lock_soon() {
+        let open = Limiter::open(&mut windows, Instant::now());
+        drop(windows);
+        tell(open);
+    }
+}
+
+/// One line for each window that left something out.
+fn tell(windows: Vec<(u64, Duration, String)>) {
+    for (count, time, example) in windows {
+        let seconds = time.as_secs().max(1);
+        tracing::warn!(target: SUMMARY, "{count} more in the last {seconds} s: {example}");
     }
 }
 
@@ -160,6 +180,18 @@ impl Limiter {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, for a thread that may have panicked while it held the lock.
+    fn lock_soon(&self) -> Option<Windows<'_>> {
+        for _ in 0..LOCK_TRIES {
+            match self.windows.try_lock() {
+                Ok(windows) => return Some(windows),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            }
+        }
+        None
+    }
+
     /// Whether a message is shown.
     fn admit(&self, place: Identifier, about: About, now: Instant) -> bool {
         let mut windows = self.lock();
@@ -200,6 +232,16 @@ impl Limiter {
             !has_ended
         });
         due
+    }
+
+    /// The windows that have left something out, whether they have ended or not, as [`Limiter::due`] has them. Each is given once.
+    fn open(windows: &mut Windows<'_>, now: Instant) -> Vec<(u64, Duration, String)> {
+        let left_out = windows.values_mut().filter(|window| window.left_out > 0);
+        let take = |window: &mut Window| {
+            let time = now.duration_since(window.began);
+            (std::mem::take(&mut window.left_out), time, std::mem::take(&mut window.example))
+        };
+        left_out.map(take).collect()
     }
 
     /// Waits until a window has ended that left something out.
@@ -272,6 +314,27 @@ mod tests {
         assert_eq!(due, [(995, WINDOW, "192.0.2.7:5 is bad".to_owned())]);
         assert!(limiter.admit(place(0), about("192.0.2.7:1 is bad"), later), "a new window");
         assert_eq!(limiter.lock().len(), 1);
+    }
+
+    #[test]
+    fn what_was_left_out_is_told_at_the_end_of_the_program() {
+        let (limiter, now) = (Limiter::default(), Instant::now());
+        for peer in ["192.0.2.7", "192.0.2.8"] {
+            for port in 1..=8 {
+                limiter.admit(place(0), about(&format!("{peer}:{port} is bad")), now);
+            }
+        }
+        limiter.admit(place(0), about("192.0.2.9:1 is bad"), now);
+        let end = now + WINDOW / 2;
+        assert!(Limiter::due(&mut limiter.lock(), end).is_empty(), "no window has ended");
+        let mut told = Limiter::open(&mut limiter.lock_soon().unwrap(), end);
+        told.sort();
+        let left = |peer: &str| (3, WINDOW / 2, format!("{peer}:6 is bad"));
+        assert_eq!(told, [left("192.0.2.7"), left("192.0.2.8")]);
+        assert!(Limiter::open(&mut limiter.lock(), end).is_empty(), "told twice");
+        // The thread that ends the program may have the lock.
+        let _held = limiter.lock();
+        assert!(limiter.lock_soon().is_none());
     }
 
     #[test]
