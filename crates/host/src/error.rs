@@ -289,6 +289,13 @@ impl HostError {
         Self::Tcp(address, Arc::new(error))
     }
 
+    /// Whether no TCP connection came about: it was refused, or nobody answered in time. Another port of that address may have
+    /// somebody who listens.
+    #[must_use]
+    pub fn is_no_connection(&self) -> bool {
+        matches!(self, Self::Tcp(..) | Self::NoAnswer(_, Phase::Tcp))
+    }
+
     /// Whether it says that a connection was never good for commands.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(

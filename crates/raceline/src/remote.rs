@@ -37,7 +37,7 @@ pub(crate) const ALL_KEYRINGS: &str = "keys are looked for in all keyrings that 
 const HOST_FIRST: &str =
     "a controller proves itself to a host that proves itself first: add --dhchap-secret FILE";
 
-/// Time limit for each of several addresses of a name.
+/// Time limit for each of several addresses of a name, and for the first of several ports.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What blocks are read from and written to.
@@ -188,16 +188,27 @@ pub(crate) fn discover(args: &AddressArgs, has_port: bool) -> Result<DiscoveryLo
 const DISCOVERY_PORTS: [u16; 2] = [8009, values::DEFAULT_PORT];
 
 /// Reads the discovery log where nobody has named a port: at the first one where somebody listens. Gives the configuration
-/// with that port.
+/// with that port. A packet filter may leave the connection to the first port without an answer, so that has a short time limit.
 pub(crate) fn discovery_log_at_any_port(
     at: impl Fn(u16) -> Result<HostConfig, Failure>,
 ) -> Result<(HostConfig, DiscoveryLog), Failure> {
     let mut nobody = Vec::new();
     for port in DISCOVERY_PORTS {
         let config = at(port)?;
-        match read_log(config.clone()) {
+        let mut probe = config.clone();
+        let limit = probe.tcp_connect_timeout.unwrap_or(probe.connect_timeout);
+        let is_first = port == DISCOVERY_PORTS[0];
+        let limit = if is_first { limit.min(PROBE_TIMEOUT) } else { limit };
+        probe.tcp_connect_timeout = Some(limit);
+        match read_log(probe) {
             Ok(log) => return Ok((config, log)),
-            Err(HostError::Tcp(address, why)) => nobody.push(format!("{address} ({why})")),
+            Err(error) if error.is_no_connection() => {
+                let why = match &error {
+                    HostError::Tcp(_, why) => why.to_string(),
+                    _ => format!("no answer within {} s", limit.as_secs_f64()),
+                };
+                nobody.push(format!("{} ({why})", config.address));
+            }
             Err(error) => return Err(failure(&error)),
         }
     }
@@ -569,6 +580,48 @@ mod tests {
         }
         let error = parse_identity(&identity("NVMe1X02"), names).unwrap_err();
         assert!(error.contains("it is no identity"), "{error}");
+    }
+
+    /// Listens with no room for connections, so that one more gets no answer, as behind a packet filter.
+    fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+        let taken: Vec<TcpStream> = std::iter::from_fn(connect).take(16).collect();
+        assert!(taken.len() < 16, "the listener still has room");
+        (listener, taken)
+    }
+
+    #[test]
+    fn a_port_without_an_answer_does_not_keep_the_next_one_from_being_asked() {
+        let (silent, _taken) = silent();
+        let silent = silent.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let limit = Duration::from_millis(300);
+        let host = Nqn::new("nqn.2014-08.org.example:h").unwrap();
+        let ask = |first: SocketAddr, second: SocketAddr, limit: Duration| {
+            let at = |port| {
+                let address = if port == DISCOVERY_PORTS[0] { first } else { second };
+                let hostid = raceline_proto::nvme::HostId([1; 16]);
+                let config = HostConfig::new(address, Nqn::discovery(), host.clone(), hostid);
+                Ok(HostConfig { connect_timeout: limit, ..config })
+            };
+            discovery_log_at_any_port(at).unwrap_err()
+        };
+        let both = |failure: &Failure| {
+            assert_eq!(failure.code, 3);
+            for part in [silent.to_string(), closed.to_string(), "no answer within".to_owned()] {
+                assert!(failure.message.contains(&part), "{part}: {}", failure.message);
+            }
+        };
+        // The time for the first port is short, and not that of a connection.
+        let began = std::time::Instant::now();
+        let failure = ask(silent, closed, Duration::from_secs(600));
+        both(&failure);
+        assert!(failure.message.contains("no answer within 2 s"), "{}", failure.message);
+        assert!(began.elapsed() < Duration::from_secs(300), "{:?}", began.elapsed());
+        both(&ask(closed, silent, limit));
     }
 
     #[test]
