@@ -24,6 +24,9 @@ const FIRST_GROUP: u64 = 1;
 const FILE_BLOCK_BYTES: u64 = 4096;
 /// The kernel's limits of `param_max_queue_size`, which it applies itself.
 const QUEUE_ENTRIES: std::ops::RangeInclusive<i64> = 16..=1024;
+/// What who restores the file on an older kernel has to know.
+const OLDER_KERNELS: &str = "kernels before Linux 6.9 have no param_max_queue_size: there, nvmetcli restore prints an error for each port, and \
+     goes on without it";
 /// The target of calls that name none.
 const TARGET: &str = "nvmf_tgt";
 /// The numbers of controllers, unless they are set.
@@ -60,8 +63,11 @@ pub(super) fn run(daemon: &mut Daemon, file: &Path, force: bool) -> Result<(), F
             exporter.remark(format!("target {name}: the kernel has one target"));
         }
     }
-    let document = format!("{:#}\n", exporter.document());
-    write(file, force, document.as_bytes())?;
+    let document = exporter.document();
+    write(file, force, format!("{document:#}\n").as_bytes())?;
+    if needs_queue_size(&document) {
+        shell::note(OLDER_KERNELS);
+    }
     for remark in &exporter.remarks {
         shell::note(&format!("not exported: {}", printable(remark)));
     }
@@ -95,6 +101,11 @@ fn write(file: &Path, force: bool, document: &[u8]) -> Result<(), Failure> {
         drop(std::fs::remove_file(draft));
         failed(error)
     })
+}
+
+/// Whether a port has `param_max_queue_size`.
+fn needs_queue_size(document: &Value) -> bool {
+    elements(document, "ports").iter().any(|port| !port["param"]["max_queue_size"].is_null())
 }
 
 /// An address with what it leads to.
@@ -444,6 +455,8 @@ mod tests {
         let param = json!({ "inline_data_size": "8192", "max_queue_size": "2048" });
         assert_eq!(document["ports"][0]["param"], param);
         assert_eq!(document["ports"][1]["param"], json!({}));
+        assert!(needs_queue_size(&document));
+        assert!(!needs_queue_size(&json!({ "ports": [document["ports"][1]] })));
         let ports = document["ports"].as_array().into_iter().flatten();
         let kinds: Vec<&Value> = ports.map(|port| &port["addr"]["trtype"]).collect();
         assert_eq!(kinds, ["tcp", "rdma"]);
