@@ -174,6 +174,26 @@ fn unable(tree: &Tree, kernel: Kernel) -> Option<String> {
     })
 }
 
+/// What the parts over RDMA need of an image.
+const SOFT_ROCE: &str = "rdma_rxe";
+
+/// Whether an image with this manifest does not suit a part: the script that made it knew nothing of what the part needs.
+fn is_outdated(manifest: &str, part: Part) -> bool {
+    let over_rdma = matches!(
+        part,
+        Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::RdmaLink
+    );
+    over_rdma && !knows_module(manifest, SOFT_ROCE)
+}
+
+/// Whether the script that wrote the manifest of an image looked for a module: it is there, or this kernel has none.
+fn knows_module(manifest: &str, module: &str) -> bool {
+    let lists = ["modules:", "not in this kernel:"];
+    let lists =
+        manifest.lines().filter_map(|line| lists.iter().find_map(|start| line.strip_prefix(start)));
+    lists.flat_map(str::split_whitespace).any(|word| word == module)
+}
+
 /// Builds the image of a kernel, unless it is there and up to date; returns its folder.
 fn image(tree: &Tree, kernel: Kernel) -> Result<PathBuf> {
     let cache = cache(tree);
@@ -205,6 +225,16 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         return setup::cannot(&why);
     }
     let image = image(tree, kernel)?;
+    // Root has just built it anew if that was necessary.
+    if !setup::is_root() {
+        let manifest = std::fs::read_to_string(image.join("manifest.txt")).unwrap_or_default();
+        if is_outdated(&manifest, part) {
+            let image = image.display();
+            return setup::cannot(&format!(
+                "the image {image} is older than build-image.sh: build it as root"
+            ));
+        }
+    }
     match (part, peer) {
         (Part::Target, _) => kernel_target(tree, &image),
         (Part::Manage, _) => manage::run(tree, &image),
@@ -549,4 +579,26 @@ pub(crate) fn write_read(
     ensure!(back == data, "namespace {namespace}, {blocks} blocks: read differs from written");
     std::fs::remove_file(&*to)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_of_a_script_that_knew_no_soft_roce_is_outdated_for_rdma() {
+        assert!(is_outdated("", Part::Rdma), "no manifest");
+        let old =
+            "kernel: 6.12\nmodules: nvme-tcp nvmet\nnot in this kernel:\npackages:\n  rdma_rxe\n";
+        for part in [Part::Rdma, Part::RdmaHost, Part::RdmaFaults, Part::RdmaDaemon, Part::RdmaLink]
+        {
+            assert!(is_outdated(old, part), "{part:?}");
+        }
+        assert!(!is_outdated(old, Part::Host));
+        for known in
+            ["modules: nvme-tcp rdma_rxe nvmet", "modules: nvmet\nnot in this kernel: rdma_rxe"]
+        {
+            assert!(!is_outdated(known, Part::Rdma), "{known}");
+        }
+    }
 }
