@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use raceline_rdma::verbs::{Capabilities, ConnectionId, Provider, ProviderError, Region};
 use raceline_rdma::{ConnectConfig, ConnectError, HostPort, HostPortEvent, Table, WaitingDevice};
@@ -56,6 +57,8 @@ pub(super) struct Core {
     starved: Vec<usize>,
     has_freed: bool,
     bell: BellState,
+    /// The time of the turn that has asked the device last.
+    spun: Option<Instant>,
 }
 
 /// The stream that tells the core of news.
@@ -137,6 +140,7 @@ impl Hub {
             starved: Vec::new(),
             has_freed: false,
             bell: BellState::default(),
+            spun: None,
         };
         Ok(Self { devices: Arc::clone(devices), place, core: RefCell::new(core) })
     }
@@ -235,10 +239,14 @@ impl Membership {
     }
 
     /// Takes what the device has done, and makes no system call: in turns of the core, which may spin. The queues are
-    /// called. After a turn without this, the bell asks the descriptor. A core that sleeps after it is woken at once: the first completion since the last [`Self::pump`] has left a
+    /// called. After a turn without this, the bell asks the descriptor. The first queue of a turn does it for all sets of queues of
+    /// the core. A core that sleeps after it is woken at once: the first completion since the last [`Self::pump`] has left a
     /// notice, which the bell tells.
     pub(super) fn spin(&self, cx: &mut Context<'_>) {
         let core = &mut *self.core();
+        if core.spun.replace(cx.now) == Some(cx.now) {
+            return;
+        }
         core.bell.was_spun.store(true, Ordering::Relaxed);
         if core.port.poll_work(cx.now) {
             core.hand_out(cx, NOBODY);
