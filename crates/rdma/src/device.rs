@@ -26,11 +26,11 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use raceline_proto::rdma::WorkStatus;
 
 use crate::foreign::Foreign;
+use crate::invalidation::Invalidation;
 use crate::numbers::Numbers;
 use crate::verbs::{
     Access, Capabilities, Completion, ConnectionId, DomainId, Event, Operation, POLL_BATCH,
@@ -89,8 +89,8 @@ pub struct RdmaDevice {
     /// Bound to the address: holds the device.
     anchor: *mut CmId,
     capabilities: Capabilities,
-    /// The device fails SENDs that invalidate keys, although it says that it can: of all its users.
-    fails_to_invalidate: Arc<AtomicBool>,
+    /// Whether the device invalidates keys as it says, as all its users find out.
+    invalidation: Arc<Invalidation>,
     name: String,
     memory: Memory,
     connections: Connections,
@@ -155,7 +155,7 @@ impl RdmaDevice {
                 send_with_invalidate: false,
                 is_iwarp: false,
             },
-            fails_to_invalidate: Arc::default(),
+            invalidation: Arc::default(),
             name: String::new(),
             memory: Memory::new(functions),
             connections: Connections::default(),
@@ -263,7 +263,7 @@ impl RdmaDevice {
             send_with_invalidate: can_invalidate && !fails,
             is_iwarp,
         };
-        self.fails_to_invalidate = removal::fails_to_invalidate(self.context);
+        self.invalidation = removal::invalidation(self.context);
         self.memory.set_most_domains(number(attributes.max_pd));
         self.memory.open_domain()?;
         let entries = c_int::try_from(completions).unwrap_or(c_int::MAX);
@@ -391,7 +391,7 @@ impl Provider for RdmaDevice {
 
     fn capabilities(&self) -> Capabilities {
         let can = self.capabilities.send_with_invalidate;
-        let send_with_invalidate = can && !self.fails_to_invalidate.load(Ordering::Relaxed);
+        let send_with_invalidate = can && !self.invalidation.fails();
         Capabilities { send_with_invalidate, ..self.capabilities }
     }
 
@@ -497,12 +497,17 @@ impl Provider for RdmaDevice {
         if std::mem::take(&mut self.is_quiet) { None } else { self.take_event() }
     }
 
+    #[inline]
+    fn note_invalidation(&self) {
+        self.invalidation.note_success();
+    }
+
     fn note_failed_invalidation(&self) {
-        if !self.fails_to_invalidate.swap(true, Ordering::Relaxed) {
+        if self.invalidation.note_failure() {
             let device = &self.name;
             tracing::warn!(
                 device,
-                "the RDMA device fails to send with invalidation, although it says that it can: later connections do without"
+                "the RDMA device fails to send with invalidation, although it says that it can: its connections do without while somebody uses it"
             );
         }
     }
@@ -701,6 +706,17 @@ mod tests {
         one.note_failed_invalidation();
         for device in [&one, &other, &open()] {
             assert!(!device.capabilities().send_with_invalidate);
+        }
+    }
+
+    #[test]
+    fn a_device_that_has_invalidated_goes_on_after_a_failure() {
+        stub(|stub| (stub.vendor, stub.name) = (0x02c9, "storage0"));
+        let (one, other) = (open(), open());
+        one.note_invalidation();
+        other.note_failed_invalidation();
+        for device in [&one, &other, &open()] {
+            assert!(device.capabilities().send_with_invalidate);
         }
     }
 

@@ -457,7 +457,7 @@ impl Provider for FakeDevice {
             reads_begun: state.config.reads_begun,
             inline_bytes: state.config.inline_bytes.min(MOST_INLINE),
             send_with_invalidate: state.config.invalidates
-                && !state.nodes[self.node].avoids_invalidation,
+                && !state.nodes[self.node].invalidation.fails(),
             is_iwarp: state.config.profile == Profile::Iwarp,
         }
     }
@@ -596,8 +596,12 @@ impl Provider for FakeDevice {
         node.events.pop_front()
     }
 
+    fn note_invalidation(&self) {
+        self.network.lock().nodes[self.node].invalidation.note_success();
+    }
+
     fn note_failed_invalidation(&self) {
-        self.network.lock().nodes[self.node].avoids_invalidation = true;
+        self.network.lock().nodes[self.node].invalidation.note_failure();
     }
 
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {

@@ -17,6 +17,7 @@ pub mod fake;
 mod foreign;
 mod host_port;
 mod host_queue;
+mod invalidation;
 mod numbers;
 mod port_counts;
 mod refusal;

@@ -150,6 +150,7 @@ pub struct TargetPort<P> {
     /// Those whose turn it is. The memory is kept.
     turn: Vec<ConnectionId>,
     is_device_gone: bool,
+    has_address_moved: bool,
     /// The driver answers requests.
     holds_requests: bool,
     /// Nobody gets in any more.
@@ -174,6 +175,7 @@ impl<P: Provider> TargetPort<P> {
             dirty: Vec::new(),
             turn: Vec::new(),
             is_device_gone: false,
+            has_address_moved: false,
             holds_requests: false,
             is_closed: false,
         }
@@ -230,6 +232,12 @@ impl<P: Provider> TargetPort<P> {
     #[must_use]
     pub fn is_device_gone(&self) -> bool {
         self.is_device_gone
+    }
+
+    /// Whether another device has the address by now.
+    #[must_use]
+    pub fn has_address_moved(&self) -> bool {
+        self.has_address_moved
     }
 
     /// The next event.
@@ -582,7 +590,9 @@ impl<P: Provider> TargetPort<P> {
             Event::Disconnected(_) | Event::Rejected { .. } | Event::Failed { .. } => {
                 self.lose(id, Loss::Disconnected, now);
             }
-            Event::AddressMoved => self.is_device_gone = true,
+            Event::AddressMoved => {
+                (self.is_device_gone, self.has_address_moved) = (true, true);
+            }
             Event::Resolved(_) => {}
         }
     }

@@ -272,7 +272,8 @@ impl TargetQueue {
         if done.id & RECEIVE != 0 {
             return self.handle_receive(provider, done);
         }
-        if !done.status.is_success() {
+        let succeeded = done.status.is_success();
+        if !succeeded {
             if is_of_operation(done.status)
                 && let Some(Sent::Invalidating(_)) = self.sends.get(done.id)
             {
@@ -281,7 +282,10 @@ impl TargetQueue {
             self.note_failure("a request to the host", done);
         }
         while let Some(sent) = self.sends.pop_until(done.id) {
-            self.end_send(sent, done.status.is_success());
+            if succeeded && matches!(sent, Sent::Invalidating(_)) {
+                provider.note_invalidation();
+            }
+            self.end_send(sent, succeeded);
         }
         self.tell_loss();
     }
@@ -519,7 +523,10 @@ impl TargetQueue {
                 Ok(()) => self.batch.clear(),
                 Err(error) => {
                     let refused = self.batch.get(error.posted).map(|work| work.operation);
-                    if let Some(Operation::Send { invalidate: Some(_) }) = refused {
+                    // A queue pair that is in error may refuse whatever it is.
+                    if self.loss.is_none()
+                        && let Some(Operation::Send { invalidate: Some(_) }) = refused
+                    {
                         provider.note_failed_invalidation();
                     }
                     self.lose(Loss::Refused("a request to the host"));
@@ -582,6 +589,8 @@ impl TargetQueue {
 
     fn prepare_response<P: Provider>(&mut self, provider: &mut P, index: u16) {
         let Slot { tag, key, .. } = self.slots[usize::from(index)];
+        // Another queue may have found out that the device cannot.
+        let key = key.filter(|_| provider.capabilities().send_with_invalidate);
         let sent = if key.is_some() { Sent::Invalidating(tag) } else { Sent::Response(tag) };
         let id = self.sends.push(sent);
         let place = u32::try_from(id % u64::from(self.config.sends)).unwrap_or(0) * RESPONSE_LEN;
@@ -590,7 +599,7 @@ impl TargetQueue {
         provider.write(&self.config.responses, place, &cqe.to_bytes());
         self.batch.push(SendWork {
             id,
-            operation: Operation::Send { invalidate: slot.key },
+            operation: Operation::Send { invalidate: key },
             local: self.config.responses.slice(place, RESPONSE_LEN),
             signalled: true,
             inline: self.config.inline,
@@ -683,10 +692,10 @@ impl TargetQueue {
     }
 }
 
-/// Whether this is what a device says at this end of an operation that it does not have. What the peer says, such as of a key
-/// that it has invalidated itself, is no word about this device.
+/// Whether this is what a device says at this end of an operation that it does not have. A device may say it of other failures,
+/// too. What the peer says, such as of a key that it has invalidated itself, is no word about this device.
 fn is_of_operation(status: WorkStatus) -> bool {
-    matches!(status, WorkStatus::LOC_QP_OP_ERR | WorkStatus::MW_BIND_ERR | WorkStatus::GENERAL_ERR)
+    matches!(status, WorkStatus::LOC_QP_OP_ERR | WorkStatus::MW_BIND_ERR)
 }
 
 /// Whether a command's descriptor names descriptors behind it.

@@ -412,8 +412,10 @@ pub trait Provider {
     fn destroy(&mut self, connection: ConnectionId);
     /// The next event of the connection manager.
     fn next_event(&mut self) -> Option<Event>;
-    /// A SEND that was to invalidate a key has failed at this end: the device says that it can do this, and cannot. From now on
-    /// [`Self::capabilities`] says that it cannot, so later queues do without.
+    /// A SEND has invalidated a key of the peer: the device can do this.
+    fn note_invalidation(&self) {}
+    /// A SEND that was to invalidate a key has failed at this end. If none has succeeded so far, the device says that it can do this,
+    /// and cannot: from now on [`Self::capabilities`] says that it cannot, so all queues do without.
     fn note_failed_invalidation(&self) {}
     /// The peer's address, if the connection manager tells it.
     fn peer(&self, connection: ConnectionId) -> Option<SocketAddr> {

@@ -192,6 +192,11 @@ impl Provider for Box<dyn WaitingDevice> {
         (**self).peer(connection)
     }
 
+    #[inline]
+    fn note_invalidation(&self) {
+        (**self).note_invalidation();
+    }
+
     fn note_failed_invalidation(&self) {
         (**self).note_failed_invalidation();
     }

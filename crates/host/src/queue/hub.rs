@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use raceline_rdma::verbs::{Capabilities, ConnectionId, Provider, ProviderError, Region};
 use raceline_rdma::{ConnectConfig, ConnectError, HostPort, HostPortEvent, Table, WaitingDevice};
@@ -55,6 +57,8 @@ pub(super) struct Core {
     starved: Vec<usize>,
     has_freed: bool,
     bell: BellState,
+    /// The time of the turn that has asked the device last.
+    spun: Option<Instant>,
 }
 
 /// The stream that tells the core of news.
@@ -67,6 +71,8 @@ struct BellState {
     listener: Option<usize>,
     /// That queue was dropped: nobody gets the receive.
     is_deaf: bool,
+    /// The core has asked the device since the bell was tried last.
+    was_spun: Arc<AtomicBool>,
 }
 
 /// A queue.
@@ -134,6 +140,7 @@ impl Hub {
             starved: Vec::new(),
             has_freed: false,
             bell: BellState::default(),
+            spun: None,
         };
         Ok(Self { devices: Arc::clone(devices), place, core: RefCell::new(core) })
     }
@@ -231,11 +238,16 @@ impl Membership {
         core.listen(cx, if is_there { core.recent } else { self.member })
     }
 
-    /// Takes what the device has done, and makes no system call: once in each turn of the core, which may spin. The queues are
-    /// called. A core that sleeps after it is woken at once: the first completion since the last [`Self::pump`] has left a
+    /// Takes what the device has done, and makes no system call: in turns of the core, which may spin. The queues are
+    /// called. After a turn without this, the bell asks the descriptor. The first queue of a turn does it for all sets of queues of
+    /// the core. A core that sleeps after it is woken at once: the first completion since the last [`Self::pump`] has left a
     /// notice, which the bell tells.
     pub(super) fn spin(&self, cx: &mut Context<'_>) {
         let core = &mut *self.core();
+        if core.spun.replace(cx.now) == Some(cx.now) {
+            return;
+        }
+        core.bell.was_spun.store(true, Ordering::Relaxed);
         if core.port.poll_work(cx.now) {
             core.hand_out(cx, NOBODY);
         }
@@ -440,7 +452,8 @@ impl Core {
         let socket = match self.bell.socket {
             Some(socket) => socket,
             None => {
-                let bell = self.port.provider().news().try_clone_to_owned().map(Bell::new)?;
+                let news = self.port.provider().news().try_clone_to_owned()?;
+                let bell = Bell::new(news, Arc::clone(&self.bell.was_spun));
                 let nowhere = SocketAddr::new([0, 0, 0, 0].into(), 0);
                 cx.io.adopt(Socket::provided(Box::new(bell), nowhere, nowhere))?
             }

@@ -405,7 +405,7 @@ impl RdmaDevice {
             let is_whole = copied.id == self.anchor || self.connections.listens(copied.id);
             if is_whole && copied.kind == kind::ADDR_CHANGE {
                 let (address, device) = (self.address.ip(), &self.name);
-                tracing::warn!(%address, device, "an address has moved to another RDMA device");
+                tracing::warn!(%address, device, "a bond has failed over to a link with another hardware address: another RDMA device may have its address now");
                 return Some(Event::AddressMoved);
             }
             if copied.kind == kind::DEVICE_REMOVAL

@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layout::VerbsContext;
+use crate::invalidation::Invalidation;
 
 /// The users of a device of librdmacm.
 #[derive(Debug, Default)]
@@ -20,8 +20,8 @@ struct Users {
     entered: u32,
     /// The kernel has said that the device is gone.
     is_gone: bool,
-    /// It fails SENDs that invalidate keys.
-    fails_to_invalidate: Arc<AtomicBool>,
+    /// Whether it invalidates keys of peers, as they find out.
+    invalidation: Arc<Invalidation>,
 }
 
 /// By the address of the device's context.
@@ -41,12 +41,9 @@ pub(super) fn enter(context: *mut VerbsContext) -> u32 {
     before
 }
 
-/// Whether a device fails SENDs that invalidate keys, as its users find out: they share this.
-pub(super) fn fails_to_invalidate(context: *mut VerbsContext) -> Arc<AtomicBool> {
-    users()
-        .get(&context.addr())
-        .map(|users| Arc::clone(&users.fails_to_invalidate))
-        .unwrap_or_default()
+/// Whether a device invalidates keys of peers, as its users find out: they share this.
+pub(super) fn invalidation(context: *mut VerbsContext) -> Arc<Invalidation> {
+    users().get(&context.addr()).map(|users| Arc::clone(&users.invalidation)).unwrap_or_default()
 }
 
 /// The kernel says that a device is gone.

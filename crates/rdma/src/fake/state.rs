@@ -10,6 +10,7 @@ use raceline_proto::rdma::WorkStatus;
 use super::memory::Memory;
 use super::random::Random;
 use super::{CoreUse, NetworkConfig, Profile, Trouble};
+use crate::invalidation::Invalidation;
 use crate::numbers::Numbers;
 use crate::verbs::{
     Completion, ConnectionId, DomainId, Event, POLL_BATCH, PairConfig, RecvWork, SendWork, Slice,
@@ -96,8 +97,8 @@ pub(super) struct Node {
     /// Takes a byte when there are news, and no second one before they were looked at.
     ringer: PipeWriter,
     pub(super) has_rung: bool,
-    /// Its user has found out that it fails to invalidate.
-    pub(super) avoids_invalidation: bool,
+    /// Whether it invalidates, as its user has found out.
+    pub(super) invalidation: Invalidation,
     /// It tells of nothing.
     pub(super) is_mute: bool,
     /// Times that its user has asked for more than completions.
@@ -333,7 +334,7 @@ impl State {
             takes_nothing: false,
             ringer,
             has_rung: false,
-            avoids_invalidation: false,
+            invalidation: Invalidation::default(),
             is_mute: false,
             looks: 0,
         });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use raceline_proto::nvme::{Cqe, QueueId};
+use raceline_proto::nvme::{CommandId, Cqe, QueueId};
 use raceline_proto::rdma::{AcceptData, CapsuleLimits, KeyedBlock, Violation, WorkStatus};
 use raceline_rdma::fake::{FakeDevice, Network, NetworkConfig, Profile};
 use raceline_rdma::verbs::{
@@ -65,11 +65,7 @@ fn keys_and_ranges_that_were_not_granted() {
 }
 
 /// [`only_the_first_ends`], for a command that the host's model does not know.
-fn only_the_first_ends_of(
-    mut pair: Pair,
-    cid: raceline_proto::nvme::CommandId,
-    connection: ConnectionId,
-) -> Pair {
+fn only_the_first_ends_of(mut pair: Pair, cid: CommandId, connection: ConnectionId) -> Pair {
     pair.host.expect_end(connection, cid);
     only_the_first_ends(pair)
 }
@@ -90,31 +86,63 @@ fn a_window_for_reading_is_not_written() {
     only_the_first_ends(pair).end();
 }
 
-/// What one queue has found out, later ones know. The host offers keys of windows all the time.
+/// A peer can cause errors of that kind, and does so to itself alone: where a key was invalidated, others' will be, too.
 #[test]
-fn a_device_that_fails_to_invalidate_costs_one_queue() {
+fn a_device_that_has_invalidated_is_asked_to_after_a_failure() {
     let mut pair = Pair::new(NetworkConfig::default(), port_config());
     let first = pair.connect(&[1])[0];
+    // Some of these offer keys of windows.
+    for _ in 0..300 {
+        pair.host.submit(&mut pair.dice);
+        pair.step();
+    }
+    pair.settle(Duration::from_secs(1));
     pair.network.fail_invalidation(true);
+    let cid = read_with_window(&mut pair, first);
+    pair.host.expect_end(first, cid);
+    pair.settle(Duration::from_secs(2));
+    let failed = Loss::Work("a request to the host", WorkStatus::LOC_QP_OP_ERR);
+    assert_eq!(pair.target.losses.len(), 1);
+    assert_eq!(pair.target.losses[0].1, failed);
+    assert!(pair.target.port.provider().capabilities().send_with_invalidate);
+    pair.end();
+}
+
+/// A read into a window, whose key the response is to invalidate.
+fn read_with_window(pair: &mut Pair, connection: ConnectionId) -> CommandId {
     let memory = pair.host.memory;
     let access = Access { remote_write: true, ..Access::default() };
     let key = pair.host.port.provider().bind(&memory, 0, BLOCK, access);
     let block = KeyedBlock { address: memory.address, len: BLOCK, key };
     let transfer = HostTransfer::Keyed { block, invalidate: true };
-    let cid = pair.host.send(first, &io(READ, 0, 1), transfer).unwrap();
+    pair.host.send(connection, &io(READ, 0, 1), transfer).unwrap()
+}
+
+/// What one queue has found out, all of them know. The host offers keys of windows all the time.
+#[test]
+fn a_device_that_fails_to_invalidate_costs_one_queue() {
+    let mut pair = Pair::new(NetworkConfig::default(), port_config());
+    let first = pair.connect(&[1, 2])[0];
+    pair.network.fail_invalidation(true);
+    let cid = read_with_window(&mut pair, first);
     pair.host.expect_end(first, cid);
     pair.settle(Duration::from_secs(2));
     let failed = Loss::Work("a request to the host", WorkStatus::LOC_QP_OP_ERR);
     assert_eq!(pair.target.losses[0].1, failed);
-    let before = pair.host.completed;
-    pair.connect(&[2]);
-    for _ in 0..300 {
-        pair.host.submit(&mut pair.dice);
-        pair.step();
+    // The queue that was open all the time, then one more.
+    for queues in [1, 2] {
+        let before = pair.host.completed;
+        for _ in 0..300 {
+            pair.host.submit(&mut pair.dice);
+            pair.step();
+        }
+        pair.settle(Duration::from_secs(2));
+        assert!(pair.host.completed > before + 20, "{before}, then {}", pair.host.completed);
+        assert_eq!((pair.host.live.len(), pair.target.losses.len()), (queues, 1));
+        if queues == 1 {
+            pair.connect(&[3]);
+        }
     }
-    pair.settle(Duration::from_secs(2));
-    assert!(pair.host.completed > before + 20, "{before}, then {}", pair.host.completed);
-    assert_eq!((pair.host.live.len(), pair.target.losses.len()), (1, 1));
     pair.end();
 }
 

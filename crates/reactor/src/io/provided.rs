@@ -42,7 +42,7 @@ struct Slot {
     polled: bool,
     /// It is in `trying`.
     trying: bool,
-    /// Tries in a row that ended with a wait.
+    /// Tries in a row that ended with a wait. An answer of the slot itself that a try finds nothing begins them anew, at 1.
     misses: u32,
     /// What it waits for since the last try.
     interest: Interest,
@@ -337,7 +337,12 @@ impl Provided {
             Body::Listener { listener, token } => try_accept(&mut **listener, *token, done),
         };
         slot.interest = if let Next::Wait(interest) = next { interest } else { Interest::NONE };
-        slot.misses = if slot.interest.is_none() { 0 } else { slot.misses.saturating_add(1) };
+        slot.misses = match slot.misses {
+            _ if slot.interest.is_none() => 0,
+            // It has looked by itself, so it stays in line: the back end's wait would not see what it looks for.
+            _ if !may_find => 1,
+            misses => misses.saturating_add(1),
+        };
         match next {
             Next::Wait(_) if slot.polled => Next::Again,
             next => next,

@@ -41,8 +41,8 @@ use provided::{
     a_closed_listener_takes_no_more, a_handshake_that_stalls_costs_nothing,
     a_peer_that_is_killed_ends_its_connection, a_peer_that_sends_single_bytes_is_understood,
     a_spinning_core_asks_whether_to_try, a_wrong_key_ends_both_ends,
-    kinds_of_sockets_live_side_by_side, what_is_cut_off_does_not_end_well,
-    what_was_sent_arrives_whole,
+    kinds_of_sockets_live_side_by_side, listeners_that_answer_by_themselves_stay_in_line,
+    what_is_cut_off_does_not_end_well, what_was_sent_arrives_whole,
 };
 use raceline_reactor::flow::SocketClass;
 use raceline_reactor::io::FileId;
@@ -224,6 +224,7 @@ conformance!(
     kinds_of_sockets_live_side_by_side,
     a_closed_listener_takes_no_more,
     a_spinning_core_asks_whether_to_try,
+    listeners_that_answer_by_themselves_stay_in_line,
 );
 conformance!(
     provided_epoll,

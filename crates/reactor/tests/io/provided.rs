@@ -291,6 +291,34 @@ impl StreamListener for Choosy {
     fn stop(&mut self) {}
 }
 
+/// More of them than are tried whatever they do, without the ring's wait.
+pub(crate) fn listeners_that_answer_by_themselves_stay_in_line(mut bed: Bed) {
+    const LISTENERS: usize = 6;
+    const POLLS: usize = 50;
+    let all: Vec<(Arc<AtomicUsize>, _)> = (0..LISTENERS)
+        .map(|_| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let spins = Arc::<AtomicUsize>::default();
+            let choosy = Choosy {
+                listener,
+                tries: Arc::default(),
+                spins: Arc::clone(&spins),
+                may_find: Arc::default(),
+            };
+            let token = bed.token();
+            (spins, bed.io.listen_provided(Box::new(choosy), token).unwrap().0)
+        })
+        .collect();
+    (0..POLLS).for_each(|_| bed.poll(Wait::No));
+    for (spins, id) in all {
+        let asked = spins.load(Ordering::Relaxed);
+        assert!(asked >= POLLS - 1, "asked {asked} times in {POLLS} polls");
+        bed.io.close_listener(id);
+    }
+    bed.poll(Wait::No);
+}
+
 /// System calls of tries are saved while a core spins, and news are never missed.
 pub(crate) fn a_spinning_core_asks_whether_to_try(mut bed: Bed) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -117,6 +117,11 @@ impl Hub {
         self.works.port.is_device_gone()
     }
 
+    /// Whether another device has the address by now.
+    pub(super) fn has_address_moved(&self) -> bool {
+        self.works.port.has_address_moved()
+    }
+
     /// Whether there are connections.
     pub(super) fn has_lines(&self) -> bool {
         !self.lines.is_empty()

@@ -62,7 +62,7 @@ impl Listener {
                 %address,
                 "RDMA listeners do not go over: this one listens when the process before is gone, and its hosts connect anew"
             );
-            listener.begin_search()?;
+            listener.begin_search(false)?;
             return Ok(listener);
         }
         match opener.listen(address, LISTENING_CORE) {
@@ -76,7 +76,7 @@ impl Listener {
                     %error,
                     "an RDMA listener has no device yet; it listens as soon as a device has its address"
                 );
-                listener.begin_search()?;
+                listener.begin_search(false)?;
             }
             Err(error) => return Err(error),
         }
@@ -97,8 +97,10 @@ impl Listener {
         Ok(Self { opener, address, state: State::Attending, port, ticks, looked })
     }
 
-    fn begin_search(&mut self) -> io::Result<()> {
-        let search = Search::begin(&self.opener, self.address, self.port.core())?;
+    /// `at_once`: without a pause before the first try.
+    fn begin_search(&mut self, at_once: bool) -> io::Result<()> {
+        let pauses = Pauses::new(at_once);
+        let search = Search::begin(&self.opener, (self.address, self.port.core()), pauses)?;
         self.port.news.watch(search.bell.as_fd())?;
         self.state = State::Searching(search);
         Ok(())
@@ -107,7 +109,10 @@ impl Listener {
     /// Leaves the device to the connections that it still has, and looks for another one.
     fn lose(&mut self, hub: &SharedHub) {
         let (address, core) = (self.address, self.port.core());
-        let (device, ..) = lock(hub).counts();
+        let (device, has_moved) = {
+            let mut hub = lock(hub);
+            (hub.counts().0, hub.has_address_moved())
+        };
         self.port.leave();
         if matches!(self.state, State::Attending) {
             tracing::debug!(%address, core, device, "the RDMA device of a core is gone");
@@ -118,11 +123,11 @@ impl Listener {
             device,
             "the RDMA device of a listener is gone, or no longer has its address; it listens again as soon as a device has it"
         );
-        self.search();
+        self.search(has_moved);
     }
 
-    fn search(&mut self) {
-        if let Err(error) = self.begin_search() {
+    fn search(&mut self, at_once: bool) {
+        if let Err(error) = self.begin_search(at_once) {
             let address = self.address;
             tracing::error!(%address, %error, "an RDMA listener has ended: remove it and add it again");
             self.state = State::Ended;
@@ -145,7 +150,7 @@ impl Listener {
             Err(error) => {
                 tracing::warn!(%address, %error, "cannot wait for an RDMA device");
                 drop(hub);
-                self.search();
+                self.search(false);
                 false
             }
         }
@@ -237,13 +242,13 @@ struct Search {
 }
 
 impl Search {
-    fn begin(opener: &Arc<Opener>, address: SocketAddr, core: usize) -> io::Result<Self> {
+    fn begin(opener: &Arc<Opener>, place: (SocketAddr, usize), pauses: Pauses) -> io::Result<Self> {
         let found = Arc::new(Found::default());
         let (near, bell) = UnixStream::pair()?;
         let (opener, sought) = (Arc::clone(opener), Arc::downgrade(&found));
         let thread = std::thread::Builder::new()
             .name("rdma-search".to_owned())
-            .spawn(move || search(&opener, (address, core), &sought, near))?;
+            .spawn(move || search(&opener, place, pauses, (&sought, near)))?;
         Ok(Self { found, thread: thread.thread().clone(), bell })
     }
 }
@@ -259,10 +264,9 @@ impl Drop for Search {
 fn search(
     opener: &Arc<Opener>,
     (address, core): (SocketAddr, usize),
-    sought: &Weak<Found>,
-    bell: UnixStream,
+    mut pauses: Pauses,
+    (sought, bell): (&Weak<Found>, UnixStream),
 ) {
-    let mut pauses = Pauses::default();
     let mut known = String::new();
     loop {
         std::thread::park_timeout(pauses.next(*opener.patience()));

@@ -45,10 +45,16 @@ pub(super) struct Pauses {
     is_in_use: bool,
     /// Brief pauses for that.
     brief: u32,
+    /// What the search waited for has happened: the next try needs no pause.
     has_waited: bool,
 }
 
 impl Pauses {
+    /// `at_once`: there is no pause before the first try, because some device has the address.
+    pub(super) fn new(at_once: bool) -> Self {
+        Self { has_waited: at_once, ..Self::default() }
+    }
+
     /// The pause before the next try.
     pub(super) fn next(&mut self, patience: Patience) -> Duration {
         if !patience.listens_at_once() {
@@ -77,6 +83,14 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_search_begins_at_once_where_a_device_has_the_address() {
+        let mut pauses = Pauses::new(true);
+        assert_eq!(pauses.next(Patience::None), Duration::ZERO);
+        assert_eq!(pauses.next(Patience::None), FIRST_PAUSE);
+        assert_eq!(Pauses::new(false).next(Patience::None), FIRST_PAUSE);
+    }
 
     #[test]
     fn pauses_are_brief_while_an_address_is_about_to_be_free() {

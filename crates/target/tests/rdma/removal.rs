@@ -98,12 +98,18 @@ fn a_listener_follows_its_address_to_another_device() {
         let fabric = Fabric::new(network);
         let (target, _, rdma) = fabric.target(config);
         let (mut before, [admin, queue]) = host(&fabric, rdma);
-        let tries = fabric.tries.load(Ordering::Relaxed);
-        fabric.network.move_address(rdma);
-        eventually("the target opens the next device", || {
-            fabric.tries.load(Ordering::Relaxed) > tries
+        // A busy machine may delay one of them.
+        let is_quick = (0..3).any(|_| {
+            let (tries, begun) = (fabric.tries.load(Ordering::Relaxed), Instant::now());
+            fabric.network.move_address(rdma);
+            eventually("the target opens the next device", || {
+                fabric.tries.load(Ordering::Relaxed) > tries
+            });
+            let time = begun.elapsed();
+            listens(&fabric, rdma, true);
+            time < Duration::from_secs(1)
         });
-        listens(&fabric, rdma, true);
+        assert!(is_quick, "a listener does not wait for a device that is there");
         let (mut after, [next_admin, next]) = host(&fabric, rdma);
         assert_eq!(target.queues(&nqn()).len(), 4);
         // What the network has left connected goes on.
