@@ -358,4 +358,42 @@ mod tests {
         assert_eq!(kind(true, -libc::ENOSPC).raw_os_error(), Some(libc::ENOSPC));
         assert_eq!(kind(false, -libc::EINVAL).raw_os_error(), Some(libc::EINVAL));
     }
+
+    /// Completions that a ring shows within `time`.
+    fn completions(ring: &mut IoUring, time: std::time::Duration) -> Vec<u64> {
+        let time = io_uring::types::Timespec::from(time);
+        let args = io_uring::types::SubmitArgs::new().timespec(&time);
+        // ETIME where there are none.
+        let _ = ring.submitter().submit_with_args(1, &args);
+        ring.completion().map(|entry| entry.user_data()).collect()
+    }
+
+    #[test]
+    fn a_ring_tells_of_its_completions_each_time() {
+        let (Ok(mut core), Ok(mut other)) = (crate::uring::ring::open_ring(), IoUring::new(8))
+        else {
+            return eprintln!("SKIPPED: this machine has no io_uring");
+        };
+        let mut watch = Watch::new(&other).unwrap();
+        let complete = |other: &mut IoUring| {
+            // SAFETY: the entry points at nothing.
+            unsafe { other.submission().push(&opcode::Nop::new().build()) }.unwrap();
+            other.submit_and_wait(1).unwrap();
+            assert_eq!(other.completion().count(), 1);
+        };
+        for round in 0..100 {
+            let entry = watch.arm(7).expect("its poll has ended");
+            assert!(watch.arm(7).is_none(), "one poll at a time");
+            // SAFETY: the entry points at nothing.
+            unsafe { core.submission().push(&entry) }.unwrap();
+            // What was there before is not told again.
+            let early = completions(&mut core, std::time::Duration::from_millis(1));
+            assert!(early.is_empty(), "round {round}: {early:?}");
+            complete(&mut other);
+            complete(&mut other);
+            let told = completions(&mut core, std::time::Duration::from_secs(10));
+            assert_eq!(told, [7], "round {round}");
+            watch.handle_end();
+        }
+    }
 }
