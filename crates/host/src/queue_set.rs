@@ -465,9 +465,8 @@ impl IoQueueSet {
     /// waits for nothing else. The next turn gives what has ended.
     pub fn spin(&self, cx: &mut Context<'_>) {
         if self.config.transport == Transport::Rdma {
-            let mut looked = None;
             for queue in &self.queues {
-                looked = queue.pair.spin(cx, looked);
+                queue.pair.spin(cx);
             }
         }
     }

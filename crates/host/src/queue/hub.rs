@@ -253,11 +253,6 @@ impl Membership {
         }
     }
 
-    /// Whether both are of one device.
-    pub(super) fn shares_with(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.hub, &other.hub)
-    }
-
     /// The receive of the bell has come back to this queue.
     pub(super) fn handle_bell(&self, buffers: RecvBuffers) {
         let bell = &mut self.core().bell;

@@ -219,20 +219,11 @@ impl QueuePair {
         }
     }
 
-    /// Looks at the device, without a system call: once in each turn of the core. Nothing is done if the queue before has looked
-    /// at it already. Gives the queue that has looked last.
-    pub(crate) fn spin<'a>(
-        &'a self,
-        cx: &mut Context<'_>,
-        before: Option<&'a Self>,
-    ) -> Option<&'a Self> {
-        let Some(rdma) = self.rdma.as_ref().filter(|rdma| !rdma.closed) else { return before };
-        let known = before.and_then(|queue| queue.rdma.as_ref());
-        if known.is_some_and(|known| known.hub.shares_with(&rdma.hub)) {
-            return before;
+    /// Looks at the device, without a system call. The first queue of a device in each turn of the core does it for all.
+    pub(crate) fn spin(&self, cx: &mut Context<'_>) {
+        if let Some(rdma) = self.rdma.as_ref().filter(|rdma| !rdma.closed) {
+            rdma.hub.spin(cx);
         }
-        rdma.hub.spin(cx);
-        Some(self)
     }
 
     /// The core cannot wait for the device.

@@ -64,8 +64,8 @@ pub(super) fn knows_zero_copy(ring: &IoUring) -> bool {
 /// alive then: it gives it requests that nobody answers, waits for their answers without end, and the disk cannot be recovered
 /// nor removed (seen with Linux 6.12).
 ///
-/// Each poll is for one event. The kernel ends a poll that a ring has woken; one for several events would go on as far as its
-/// completion says, before a mend of 2026 that has gone to stable series too.
+/// Each poll is for one event. The kernel ends a poll that a ring has woken; before its commit 1967f0b1cafd, a poll for several
+/// events said then that it goes on.
 pub(super) struct Watch {
     event: File,
     is_armed: bool,
