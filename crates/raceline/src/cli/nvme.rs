@@ -153,6 +153,17 @@ impl clap::FromArgMatches for DeviceArgs {
     }
 }
 
+/// The ids of options of iSCSI, which all need the first one.
+pub(crate) const OF_ISCSI: [&str; 7] = [
+    "iscsi",
+    "lun",
+    "initiator",
+    "chap_user",
+    "chap_secret",
+    "chap_target_user",
+    "chap_target_secret",
+];
+
 impl clap::Args for DeviceArgs {
     fn augment_args(command: clap::Command) -> clap::Command {
         let mut command = ConnectArgs::augment_args(command);
@@ -164,16 +175,7 @@ impl clap::Args for DeviceArgs {
         // The option -o of these verbs has a form more.
         command =
             command.mut_arg("output", |arg| arg.short(None).long("output-of-connect").hide(true));
-        let of_iscsi = [
-            "iscsi",
-            "lun",
-            "initiator",
-            "chap_user",
-            "chap_secret",
-            "chap_target_user",
-            "chap_target_secret",
-        ];
-        for id in of_iscsi {
+        for id in OF_ISCSI {
             command = command.mut_arg(id, |arg| arg.hide(true));
         }
         NamedArgs::augment_args(command)

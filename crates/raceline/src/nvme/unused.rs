@@ -169,6 +169,7 @@ mod tests {
 
     use super::*;
     use crate::cli::host::ConnectArgs;
+    use crate::cli::nvme::OF_ISCSI;
     use crate::cli::queues::QueueNumbers;
 
     /// Options that reach the daemon, or are refused because of what they say, or say how the answer is printed.
@@ -195,16 +196,6 @@ mod tests {
         "nr_io_queues",
         "output",
     ];
-    /// Options of iSCSI, which all need the first one.
-    const ISCSI: [&str; 7] = [
-        "iscsi",
-        "lun",
-        "initiator",
-        "chap_user",
-        "chap_secret",
-        "chap_target_user",
-        "chap_target_secret",
-    ];
     /// Options of nvme-cli that no verb here needs, as their own help says.
     const TAKEN: [&str; 3] = ["keyring", "disable_sqflow", "duplicate_connect"];
 
@@ -215,7 +206,7 @@ mod tests {
         for argument in command.get_arguments() {
             let id = argument.get_id().as_str();
             let unused = UNUSED.iter().filter(|it| it.field == id);
-            let others = PASSED.iter().chain(&TAKEN).chain(&ISCSI).filter(|known| **known == id);
+            let others = PASSED.iter().chain(&TAKEN).chain(&OF_ISCSI).filter(|known| **known == id);
             assert_eq!(unused.count() + others.count(), 1, "{id}");
         }
         for it in &UNUSED {
