@@ -8,7 +8,7 @@
 #
 # The last line of standard output is FOLDER; all other output goes to stderr.
 #
-# needs: root (chroot), packages: debootstrap e2fsprogs
+# needs: root (chroot), packages: mmdebstrap e2fsprogs
 
 set -Eeuo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
@@ -17,7 +17,7 @@ say() { printf 'debian-disk: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 trap 'say "failed in line $LINENO: $BASH_COMMAND"' ERR
 [ "$(id -u)" -eq 0 ] || die "must run as root (it uses chroot)"
-for tool in debootstrap mkfs.ext4; do
+for tool in mmdebstrap mkfs.ext4; do
     command -v "$tool" >/dev/null || die "missing tool: $tool"
 done
 mkdir -p "$1"
@@ -35,7 +35,7 @@ work=$(mktemp -d "$out/work.XXXXXX")
 root=$work/root
 trap 'umount "$root/proc" 2>/dev/null || true; rm -rf --one-file-system "$work"' EXIT
 say "making a Debian"
-debootstrap --variant=minbase \
+mmdebstrap --variant=minbase \
     --include="systemd-sysv,udev,dbus,kmod,procps,linux-image-cloud-amd64,initramfs-tools,e2fsprogs" \
     bookworm "$root" "$mirror" >&2
 

@@ -7,7 +7,7 @@
 #
 # The last line of standard output is the disk's path; all other output goes to stderr.
 #
-# needs: root (chroot), packages: debootstrap e2fsprogs
+# needs: root (chroot), packages: mmdebstrap e2fsprogs
 
 set -Eeuo pipefail
 export LC_ALL=C DEBIAN_FRONTEND=noninteractive
@@ -16,7 +16,7 @@ say() { printf 'xfstests-disk: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 trap 'say "failed in line $LINENO: $BASH_COMMAND"' ERR
 [ "$(id -u)" -eq 0 ] || die "must run as root (it uses chroot)"
-for tool in debootstrap mkfs.ext4; do
+for tool in mmdebstrap mkfs.ext4; do
     command -v "$tool" >/dev/null || die "missing tool: $tool"
 done
 source=$(cd "$1" && pwd)
@@ -42,7 +42,7 @@ work=$(mktemp -d "$out/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 root=$work/root
 say "making a Debian"
-debootstrap --variant=minbase --include="$runs,$builds" bookworm "$root" "$mirror" >&2
+mmdebstrap --variant=minbase --include="$runs,$builds" bookworm "$root" "$mirror" >&2
 cp -R "$source" "$root/xfstests"
 rm -rf "$root/xfstests/.git"
 say "building xfstests"

@@ -386,6 +386,12 @@ fn wire_steps(tree: &Tree) -> [Step<'_>; 2] {
 fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
     [
         step(
+            "clean-roots",
+            "the package in clean roots of Debian 12 and 13",
+            false,
+            Box::new(|| package::run_in_roots(tree)),
+        ),
+        step(
             "papers-report",
             "the report about the papers' experiments, in a browser",
             true,
@@ -414,11 +420,6 @@ fn waiting_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
             "take-over",
             "a hundred take-overs of a daemon with 64 connections, and their pauses",
             Box::new(|| take_over::run(tree)),
-        ),
-        on_request(
-            "clean-roots",
-            "the package in clean roots of Debian 12 and 13",
-            Box::new(|| package::run_in_roots(tree)),
         ),
         on_request(
             "reproducible",

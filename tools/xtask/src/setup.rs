@@ -46,7 +46,11 @@ const NEEDS: &[Need] = &[
     Need { program: "rpm", package: "rpm", steps: "packages" },
     Need { program: "systemd-socket-activate", package: "systemd", steps: "tests" },
     Need { program: "faketime", package: "faketime", steps: "tests" },
-    Need { program: "debootstrap", package: "debootstrap", steps: "clean-roots" },
+    Need {
+        program: "mmdebstrap",
+        package: "mmdebstrap debian-archive-keyring",
+        steps: "clean-roots",
+    },
     Need { program: "systemd-nspawn", package: "systemd-container", steps: "clean-roots" },
     Need { program: "chromium", package: "chromium fonts-liberation", steps: "papers-report" },
     Need { program: "qemu-img", package: "qemu-utils", steps: "nbd" },

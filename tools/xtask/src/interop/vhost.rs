@@ -102,9 +102,9 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
 
 /// A folder with an ordinary Debian, which is made once; none where it cannot be made, which is said.
 fn debian(tree: &Tree) -> Result<Option<PathBuf>> {
-    if !setup::is_root() || !has_program("debootstrap") {
+    if !setup::is_root() || !has_program("mmdebstrap") {
         println!(
-            "# no start from a Debian: that needs root and debootstrap (apt install debootstrap)"
+            "# no start from a Debian: that needs root and mmdebstrap (apt install mmdebstrap)"
         );
         return Ok(None);
     }

@@ -38,8 +38,8 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
             format!("{SOURCE} names no folder with the source of xfstests. To have it: {GET}");
         return Ok(Outcome::Skipped(why));
     };
-    if !has_program("debootstrap") {
-        return Ok(Outcome::Skipped("no debootstrap (apt install debootstrap)".to_owned()));
+    if !has_program("mmdebstrap") {
+        return Ok(Outcome::Skipped("no mmdebstrap (apt install mmdebstrap)".to_owned()));
     }
     let kind_limit_s: u64 = match std::env::var(SECONDS) {
         Ok(seconds) => {

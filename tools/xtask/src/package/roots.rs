@@ -22,12 +22,14 @@ const ROOTS: &str = "RACELINE_ROOTS";
 /// Where Debian is.
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// What the roots have besides the smallest system: its systemd, and programs that judge.
-const INCLUDE: &str = "systemd systemd-sysv dbus libgcc-s1 iproute2 e2fsprogs libnbd-bin nbdkit fuse3 fuse2fs rpm curl";
+const INCLUDE: &str = "systemd,systemd-sysv,dbus,libgcc-s1,iproute2,e2fsprogs,libnbd-bin,nbdkit,fuse3,fuse2fs,rpm,curl";
 /// What a systemd is told on a machine whose control groups are of version 1.
 const LEGACY: [&str; 2] =
     ["systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"];
 /// Time to make a root, or to go through a script in it, in seconds.
 const ROOT_LIMIT_S: u64 = 600;
+/// Time to fetch a small file from the mirror, in seconds.
+const FETCH_LIMIT_S: u64 = 60;
 /// The version of the package that the guide installs first.
 const OLD_VERSION: &str = "0";
 /// From the package to a verified file system, as an operator begins.
@@ -41,6 +43,9 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     if !setup::is_root() {
         return Ok(Outcome::Skipped("only root can make a root".to_owned()));
     }
+    if let Some(why) = cannot_reach_mirror(&tree.scratch("clean-roots")?) {
+        return setup::cannot(&why);
+    }
     let only = std::env::var(SUITE).ok();
     let is_wanted = |suite: &str| only.as_ref().is_none_or(|only| only == suite);
     let names = SUITES.map(|(suite, _)| suite);
@@ -52,10 +57,18 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
     let text = std::fs::read_to_string(tree.root.join("docs/OPERATORS.md"))?;
     let guide = guide::script(&text)?;
     let mut checks = Checks::default();
+    let mut no_start = None;
     for (suite, nbdfuse) in SUITES.into_iter().filter(|(suite, _)| is_wanted(suite)) {
         let root = scratch.join(suite);
-        checks.run(&format!("{suite}-root"), || debootstrap(suite, nbdfuse, &root));
-        if !root.join("usr/bin/systemctl").exists() {
+        let is_made = make_root(suite, nbdfuse, &root);
+        let is_there = is_made.is_ok();
+        checks.run(&format!("{suite}-root"), || is_made);
+        if !is_there {
+            continue;
+        }
+        if let Some(why) = cannot_start(&root) {
+            checks.skip(&format!("{suite}-start"), &why);
+            no_start = Some(why);
             continue;
         }
         checks.run(&format!("{suite}-first-use"), || first_use(&made, &root));
@@ -66,9 +79,11 @@ pub(crate) fn run(tree: &Tree) -> Result<Outcome> {
             booted(&root, "guide", &guide, "the-guide-is-done").map(drop)
         });
     }
-    let outcome = checks.outcome();
     std::fs::remove_dir_all(&scratch)?;
-    outcome
+    match no_start {
+        Some(why) if checks.all_passed() => Ok(Outcome::Skipped(why)),
+        _ => checks.outcome(),
+    }
 }
 
 /// The same program as a package of an older version.
@@ -80,27 +95,48 @@ fn older(tree: &Tree, (made, folder): (&Packages, &Path)) -> Result<Vec<u8>> {
     deb::package(OLD_VERSION, &files, source_date(&tree.root)?)
 }
 
-fn debootstrap(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
+/// Why there is no way to Debian's mirror, if there is none: apt knows this machine's proxies.
+fn cannot_reach_mirror(scratch: &Path) -> Option<String> {
+    if std::env::var_os(ROOTS).is_some() {
+        return None;
+    }
+    let release = format!("{MIRROR}/dists/{}/Release", SUITES[0].0);
+    let fetch = Task::new("/usr/lib/apt/apt-helper")
+        .args(["download-file", release.as_str()])
+        .args([scratch.join("Release")]);
+    let why = match fetch.limit(FETCH_LIMIT_S).run() {
+        Ok(ended) if ended.success() => return None,
+        Ok(ended) => ended.tail(2),
+        Err(error) => format!("{error:#}"),
+    };
+    Some(in_one_line(&format!("no roots, as this machine does not get {release}: {why}")))
+}
+
+fn in_one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+fn make_root(suite: &str, nbdfuse: &str, root: &Path) -> Result<()> {
     if let Some(made) = std::env::var_os(ROOTS) {
         let made = Path::new(&made).join(suite);
         let copy = Task::new("cp").args(["--archive", "--no-target-directory"]).args([&made, root]);
         copy.limit(ROOT_LIMIT_S).check()?;
         return silence_console(root);
     }
-    let root_text = root.to_string_lossy().into_owned();
-    Task::new("debootstrap")
-        .args(["--variant=minbase", suite, &root_text, MIRROR])
-        .limit(ROOT_LIMIT_S)
-        .check()?;
-    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))?;
-    let install = format!("apt-get install -y --no-install-recommends {INCLUDE} {nbdfuse}");
-    Task::new("chroot")
-        .args([root_text.as_str(), "/bin/sh", "-c", &install])
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+    let include = format!("--include={INCLUDE},{nbdfuse}");
+    Task::new("mmdebstrap")
+        .args(["--quiet", "--variant=minbase", include.as_str(), suite])
+        .args([root.as_os_str(), MIRROR.as_ref()])
         .limit(ROOT_LIMIT_S)
         .check()?;
     silence_console(root)
+}
+
+/// Why no system starts in a root on this machine, if none does: a script that does nothing shows it.
+fn cannot_start(root: &Path) -> Option<String> {
+    let script = "test -c /dev/fuse && echo a-system-starts";
+    let error = booted(root, "start", script, "a-system-starts").err()?;
+    Some(in_one_line(&format!("this machine starts no system in a root: {error:#}")))
 }
 
 /// The console of a root that boots is nobody's.
@@ -247,7 +283,7 @@ fn booted(root: &Path, name: &str, script: &str, word: &str) -> Result<String> {
     let words = args.into_iter().chain([root_text.as_str()]).chain(more.iter().copied());
     let ended = Task::new("systemd-nspawn").args(words).limit(ROOT_LIMIT_S).run()?;
     let said = std::fs::read(&log).with_context(|| {
-        format!("the root's system does not start ({}): {}", ended.why(), ended.tail(10))
+        format!("the root's system does not start ({}): {}", ended.why(), ended.tail(10).trim())
     })?;
     // systemctl cuts long lines, and not always between two letters.
     let said = String::from_utf8_lossy(&said).into_owned();
