@@ -128,8 +128,10 @@ pub(crate) enum Part {
     Disk,
     /// A disk of ours in the guest itself, by vhost-user.
     Vhost,
-    /// The kernel's own block device on a namespace of a daemon.
+    /// The kernel's own block device on a namespace of a daemon: a bounded set of checks.
     Ublk,
+    /// The same with all checks.
+    UblkAll,
     /// The kernel's own block device on files and block devices, whose data are not copied.
     ZeroCopy,
     /// New processes take the place of a daemon under the kernel's host.
@@ -246,6 +248,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::Adq, _) => adq::run(tree, &image),
         (Part::Disk, _) => disk::run(tree, &image),
         (Part::Vhost, _) => vhost::run(tree, &image),
+        (Part::UblkAll, _) => inside::run(tree, &image, part, &["-e", "WHOLE=1"]),
         (Part::Ublk | Part::ZeroCopy | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
         (Part::Moved, _) => moved::run(tree, &image),
         (Part::Xfstests, _) => xfstests::run(tree, &image),
@@ -282,7 +285,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::Adq => "adq.sh",
         Part::Disk => "disk.sh",
         Part::Vhost => "vhost.sh",
-        Part::Ublk => "ublk.sh",
+        Part::Ublk | Part::UblkAll => "ublk.sh",
         Part::ZeroCopy => "ublk-zero-copy.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
@@ -299,7 +302,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
     let console = image.join("console.log");
     let limit_s = match part {
         Part::Cuts | Part::Moved => CUTS_LIMIT_S,
-        Part::Ublk => UBLK_LIMIT_S,
+        Part::UblkAll => UBLK_LIMIT_S,
         // The target is emulated as well.
         Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon | Part::Takeover => {
             RDMA_LIMIT_S
@@ -322,7 +325,7 @@ fn guest(tree: &Tree, image: &Path, part: Part) -> Task {
         Part::Paths | Part::Cuts | Part::CutsAll => {
             task.args([Path::new("-f"), &common.join("multipath.sh")])
         }
-        Part::Ublk => task
+        Part::Ublk | Part::UblkAll => task
             .args([Path::new("-f"), &common.join("ublk-disk.sh")])
             .args([Path::new("-f"), &tree.root.join("packaging/raceline-ublk@.service")]),
         Part::ZeroCopy => task.args([Path::new("-f"), &common.join("ublk-disk.sh")]),

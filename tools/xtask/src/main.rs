@@ -580,10 +580,11 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         Part::Ublk,
         "a block device of Linux 6.12 that connect makes, whose process is killed",
     ),
+    ("kernel-6.12-ublk-all", Kernel::V6_12, Part::UblkAll, "the same with all checks, and figures"),
     (
         "kernel-backports-ublk",
         Kernel::Backports,
-        Part::Ublk,
+        Part::UblkAll,
         "the same with the kernel of Debian 13's backports, which also resizes it",
     ),
     (
@@ -633,13 +634,12 @@ fn kernel_steps(tree: &Tree) -> impl Iterator<Item = Step<'_>> {
 }
 
 /// Whether a step of [`KERNEL_STEPS`] is left out unless it is asked for. The newer kernel shows nearly all that the older one
-/// does. The step nbd shows most of what the kernel's client does, and the tests of crates/vhost most of what a guest does.
+/// does. The tests of crates/vhost show most of what a guest does.
 fn is_on_request(kernel: Kernel, part: Part) -> bool {
     let is_long = matches!(
         part,
-        Part::Disk
-            | Part::Vhost
-            | Part::Ublk
+        Part::Vhost
+            | Part::UblkAll
             | Part::ZeroCopy
             | Part::Takeover
             | Part::Xfstests
@@ -664,15 +664,24 @@ fn simulate(tree: &Tree, words: &[String]) -> Result<Outcome> {
 mod tests {
     use super::*;
 
+    fn usual() -> impl Iterator<Item = &'static str> {
+        let usual =
+            KERNEL_STEPS.iter().filter(|&&(_, kernel, part, _)| !is_on_request(kernel, part));
+        usual.map(|&(name, ..)| name)
+    }
+
     #[test]
     fn every_run_has_rdma_in_both_directions_with_one_kernel() {
-        let usual: Vec<&str> = KERNEL_STEPS
-            .iter()
-            .filter(|&&(_, kernel, part, _)| !is_on_request(kernel, part))
-            .map(|&(name, ..)| name)
-            .filter(|name| name.contains("-rdma"))
-            .collect();
+        let rdma: Vec<&str> = usual().filter(|name| name.contains("-rdma")).collect();
         let wanted = ["kernel-6.12-rdma", "kernel-6.12-rdma-host", "kernel-6.12-rdma-faults"];
-        assert_eq!(usual, wanted);
+        assert_eq!(rdma, wanted);
+    }
+
+    #[test]
+    fn every_run_has_the_kernels_disks_of_both_kinds() {
+        let disks: Vec<&str> = usual()
+            .filter(|name| ["-disk", "-ublk"].iter().any(|kind| name.contains(kind)))
+            .collect();
+        assert_eq!(disks, ["kernel-6.12-disk", "kernel-6.12-ublk"]);
     }
 }
