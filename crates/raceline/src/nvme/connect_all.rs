@@ -343,8 +343,7 @@ fn ask(
     if !connection.has_any_port {
         return Ok((connection.clone(), config.clone(), remote::discovery_log(config)?));
     }
-    let (config, log) =
-        remote::discovery_log_at_any_port(|port| connection.at_port(port).config())?;
+    let (config, log) = remote::discovery_log_at_any_port(&config)?;
     Ok((connection.at_port(config.address.port()), config, log))
 }
 
