@@ -35,6 +35,8 @@ pub const DEFAULT_DIGEST_RETRIES: u8 = 5;
 pub const MAX_SEND_PDUS: u16 = 128;
 /// How long the TCP connection, ICResp, and the answer to Connect may take, each.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long at least until a controller is tried again that has refused this host as if for good.
+pub const REFUSED_DELAY: Duration = Duration::from_secs(30);
 
 /// Makes what carries connections over TLS with a key that an authentication has made (secure channel concatenation).
 ///
@@ -114,6 +116,9 @@ pub struct HostConfig {
     pub ack_timeout: Option<Duration>,
     /// What to do when the controller is lost.
     pub backoff: BackoffConfig,
+    /// A controller that was up, and now refuses this host as if for good, is tried again after at least this long where
+    /// `backoff` has no limit; with a limit it is given up.
+    pub refused_delay: Duration,
     /// The TCP connection, ICResp and the answer to Connect may take this long each.
     pub connect_timeout: Duration,
     /// The TCP connection may take this long; `None`: `connect_timeout`.
@@ -179,6 +184,7 @@ impl HostConfig {
             admin_timeout: None,
             ack_timeout: None,
             backoff: BackoffConfig::default(),
+            refused_delay: REFUSED_DELAY,
             connect_timeout: CONNECT_TIMEOUT,
             tcp_connect_timeout: None,
             busy_poll: None,

@@ -129,6 +129,8 @@ pub struct Controller {
     /// It is connected again even if it was never up.
     insists: bool,
     backoff: Option<Backoff>,
+    /// With which words the controller has refused this host as if for good, since the last association that was of use.
+    refusal: Option<String>,
     /// When it came up last, if ever. Only a controller that was up before is connected again.
     up_at: Option<Instant>,
     /// An I/O queue of this association could not be connected.
@@ -164,6 +166,7 @@ impl Controller {
             lease: None,
             insists: false,
             backoff: None,
+            refusal: None,
             up_at: None,
             useless: false,
             failed_connects: 0,
@@ -374,19 +377,12 @@ impl Controller {
         }
         self.failed_connects += u64::from(matches!(self.state, State::Connecting));
         if matches!(self.state, State::Up) && self.was_of_use(cx.now) {
-            self.backoff = None;
+            (self.backoff, self.refusal) = (None, None);
         }
-        let config = self.config.backoff;
-        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, cx.now));
-        // A failed first attempt is reported at once: a wrong address is not worth waiting for.
-        let next = if (self.up_at.is_some() || self.insists) && !error.is_permanent() {
-            backoff.next_attempt(cx.now)
-        } else {
-            None
-        };
-        match next {
+        match self.next_attempt(cx.now, &error) {
             Some(until) => {
-                if !matches!(self.state, State::Connecting) || self.up_at.is_none() {
+                let is_news = self.note_refusal(&error, until - cx.now);
+                if !matches!(self.state, State::Connecting) || (self.up_at.is_none() && is_news) {
                     self.events.push_back(ControllerEvent::Down(error));
                 }
                 self.state = State::Waiting { until };
@@ -397,6 +393,50 @@ impl Controller {
                 self.state = State::Finished;
                 self.admin.close(cx);
             }
+        }
+    }
+
+    /// When to try again after this error, if at all. A failed first attempt is reported at once: a wrong address is not
+    /// worth waiting for. What was refused as if for good is tried again for a user who wants no end: the target may have
+    /// begun to listen before it knew its hosts.
+    fn next_attempt(&mut self, now: Instant, error: &HostError) -> Option<Instant> {
+        let config = self.config.backoff;
+        let backoff = self.backoff.get_or_insert_with(|| Backoff::new(config, now));
+        if self.up_at.is_none() && !self.insists {
+            return None;
+        }
+        if !error.is_permanent() {
+            return backoff.next_attempt(now);
+        }
+        let at = backoff.next_attempt(now).filter(|_| config.give_up_after.is_none());
+        at.map(|at| at.max(now + self.config.refused_delay))
+    }
+
+    /// Warns of a refusal that the controller repeats, once. False if it is the one before.
+    fn note_refusal(&mut self, error: &HostError, delay: Duration) -> bool {
+        if !error.is_permanent() {
+            return true;
+        }
+        let text = Some(error.to_string());
+        let is_news = self.refusal != text;
+        // What was never up is not waited for yet: those who connect it tell people.
+        if is_news && self.up_at.is_some() {
+            let HostConfig { subnqn: nqn, address, .. } = &self.config;
+            tracing::warn!(
+                event = "path", %nqn, %address, %error,
+                "the controller was up and does not take this host back: put that right at the target; because \
+                 ctrl_loss_tmo is -1, the next try is after {delay:?}, and later ones with the same result are not logged"
+            );
+        }
+        self.refusal = text;
+        is_news
+    }
+
+    /// When it is tried again, while it waits for that.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Waiting { until } => Some(until),
+            _ => None,
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{BLOCK, BLOCKS, Script, Step, World, Wrong, config};
@@ -546,6 +547,132 @@ fn a_controller_that_stays_away_is_given_up() {
     assert!(matches!(world.events.last(), Some(ControllerEvent::Failed(_))));
     let rejected = world.with(|_, queues, cx| queues.submit(cx, 0, read(0, 1), 3)).unwrap_err();
     assert_eq!(rejected.reason, RejectedReason::Closed);
+}
+
+/// What the host warns of, in this thread.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Warnings {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Warnings {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.text().matches(text).count()
+    }
+
+    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+        let warnings = Self::default();
+        let all = warnings.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::WARN)
+            .with_writer(move || all.clone())
+            .finish();
+        (warnings, tracing::subscriber::set_default(subscriber))
+    }
+}
+
+const NO_LIMIT: BackoffConfig = BackoffConfig {
+    first: Duration::from_millis(100),
+    longest: Duration::from_secs(10),
+    give_up_after: None,
+};
+
+/// A target that has begun again, and does not know this host yet.
+fn refused_after_a_loss(config: &HostConfig, of_io: bool) -> World {
+    let mut world = ready(config, Script::default());
+    let useful = world.world.elapsed() + Duration::from_secs(2);
+    world.run(Duration::from_secs(3), |world| world.world.elapsed() > useful);
+    world.target.script.refuse_connect = Some((of_io, Status::CONNECT_INVALID_HOST.dnr()));
+    world.world.reset_connections(common::address());
+    world.run(Duration::from_secs(1), |world| !world.queues.is_ready());
+    world
+}
+
+#[test]
+fn without_a_limit_a_controller_that_refuses_for_good_is_tried_again_and_waited_for() {
+    for of_io in [false, true] {
+        let (warnings, _guard) = Warnings::collect();
+        let config = HostConfig { backoff: NO_LIMIT, command_timeout: None, ..config() };
+        let mut world = refused_after_a_loss(&config, of_io);
+        world.submit(read(0, 1), 1);
+        let (before, start) = (world.target.received.connects, world.world.elapsed());
+        let end = start + Duration::from_secs(200);
+        world.run(Duration::from_secs(210), |world| world.world.elapsed() > end);
+        // Each try makes as many connections as there are queues until the one that is refused.
+        let tries = (world.target.received.connects - before) / if of_io { 2 } else { 1 };
+        assert!((6..=8).contains(&tries), "{tries} tries in 200 s, and {of_io}");
+        assert!(world.done.is_empty(), "it waits: {:?}", world.done);
+        assert_eq!(warnings.count("does not take this host back"), 1, "{}", warnings.text());
+        assert_eq!(warnings.count("the next try is after 30s"), 1, "{}", warnings.text());
+        assert_eq!(
+            warnings.count("refused Connect: Connect Invalid Host"),
+            1,
+            "{}",
+            warnings.text()
+        );
+        world.target.script.refuse_connect = None;
+        let before = world.world.elapsed();
+        world.run(Duration::from_secs(35), |world| !world.done.is_empty());
+        assert!(world.take_done(1).result.is_ok());
+        assert!(world.world.elapsed() - before <= Duration::from_secs(31));
+        // A later one is news again.
+        let useful = world.world.elapsed() + Duration::from_secs(2);
+        world.run(Duration::from_secs(3), |world| world.world.elapsed() > useful);
+        world.target.script.refuse_connect = Some((of_io, Status::CONNECT_INVALID_HOST.dnr()));
+        world.world.reset_connections(common::address());
+        let end = world.world.elapsed() + Duration::from_secs(100);
+        world.run(Duration::from_secs(110), |world| world.world.elapsed() > end);
+        assert_eq!(warnings.count("does not take this host back"), 2, "{}", warnings.text());
+        assert!(!world.events.iter().any(|event| matches!(event, ControllerEvent::Failed(_))));
+    }
+}
+
+#[test]
+fn the_longer_of_both_delays_counts_after_a_refusal() {
+    let delay = Duration::from_secs(70);
+    let backoff = BackoffConfig { first: delay, longest: delay, give_up_after: None };
+    let config = HostConfig { backoff, ..config() };
+    let mut world = refused_after_a_loss(&config, false);
+    let (before, start) = (world.target.received.connects, world.world.elapsed());
+    let end = start + Duration::from_secs(300);
+    world.run(Duration::from_secs(310), |world| world.world.elapsed() > end);
+    assert_eq!(world.target.received.connects - before, 4);
+}
+
+#[test]
+fn with_a_limit_or_at_the_first_connection_a_refusal_for_good_ends_all_at_once() {
+    let config = HostConfig { backoff: NO_LIMIT, ..config() };
+    let refuse_connect = Some((false, Status::CONNECT_INVALID_HOST.dnr()));
+    let script = Script { refuse_connect, ..Script::default() };
+    let mut world = World::new(1, SimConfig::default(), &config, script);
+    world.run(Duration::from_secs(5), |world| world.controller.is_finished());
+    assert!(matches!(
+        world.events[..],
+        [ControllerEvent::Failed(HostError::ConnectRefused { .. })]
+    ));
+
+    let backoff = BackoffConfig { give_up_after: Some(Duration::from_secs(3600)), ..NO_LIMIT };
+    let mut world = refused_after_a_loss(&HostConfig { backoff, ..config }, false);
+    world.run(Duration::from_secs(5), |world| world.controller.is_finished());
+    let last = world.events.last();
+    assert!(
+        matches!(last, Some(ControllerEvent::Failed(HostError::ConnectRefused { .. }))),
+        "{last:?}"
+    );
 }
 
 #[test]

@@ -175,12 +175,12 @@ impl Remote {
 
 /// Reads the discovery log.
 pub(crate) fn discover(args: &AddressArgs, has_port: bool) -> Result<DiscoveryLog, Failure> {
+    let config = address_config(args, Nqn::discovery())?;
     // Over RDMA, nvme-cli asks at 4420 as well.
-    if has_port || args.transport == Some(Transport::Rdma) {
-        return discovery_log(address_config(args, Nqn::discovery())?);
+    if has_port || config.transport == Transport::Rdma {
+        return discovery_log(config);
     }
-    let at = |port| address_config(&AddressArgs { port, ..args.clone() }, Nqn::discovery());
-    discovery_log_at_any_port(at).map(|(_, log)| log)
+    discovery_log_at_any_port(&config).map(|(_, log)| log)
 }
 
 /// Where discovery controllers listen over TCP: at the port of their own (nvme-cli takes it, too), or where the subsystems
@@ -188,17 +188,26 @@ pub(crate) fn discover(args: &AddressArgs, has_port: bool) -> Result<DiscoveryLo
 const DISCOVERY_PORTS: [u16; 2] = [8009, values::DEFAULT_PORT];
 
 /// Reads the discovery log where nobody has named a port: at the first one where somebody listens. Gives the configuration
-/// with that port. A packet filter may leave the connection to the first port without an answer, so that has a short time limit.
+/// with that port. All else is as in `config`, because a secret that came through a pipe can be read once only.
 pub(crate) fn discovery_log_at_any_port(
-    at: impl Fn(u16) -> Result<HostConfig, Failure>,
+    config: &HostConfig,
 ) -> Result<(HostConfig, DiscoveryLog), Failure> {
+    let at = |port| {
+        let mut config = config.clone();
+        config.address.set_port(port);
+        config
+    };
+    first_discovery_log(DISCOVERY_PORTS.map(at))
+}
+
+/// The same at the first of these addresses where somebody listens. A packet filter may leave the connection to the first
+/// one without an answer, so that has a short time limit.
+fn first_discovery_log(configs: [HostConfig; 2]) -> Result<(HostConfig, DiscoveryLog), Failure> {
     let mut nobody = Vec::new();
-    for port in DISCOVERY_PORTS {
-        let config = at(port)?;
+    for (index, config) in configs.into_iter().enumerate() {
         let mut probe = config.clone();
         let limit = probe.tcp_connect_timeout.unwrap_or(probe.connect_timeout);
-        let is_first = port == DISCOVERY_PORTS[0];
-        let limit = if is_first { limit.min(PROBE_TIMEOUT) } else { limit };
+        let limit = if index == 0 { limit.min(PROBE_TIMEOUT) } else { limit };
         probe.tcp_connect_timeout = Some(limit);
         match read_log(probe) {
             Ok(log) => return Ok((config, log)),
@@ -601,13 +610,12 @@ mod tests {
         let limit = Duration::from_millis(300);
         let host = Nqn::new("nqn.2014-08.org.example:h").unwrap();
         let ask = |first: SocketAddr, second: SocketAddr, limit: Duration| {
-            let at = |port| {
-                let address = if port == DISCOVERY_PORTS[0] { first } else { second };
+            let at = |address| {
                 let hostid = raceline_proto::nvme::HostId([1; 16]);
                 let config = HostConfig::new(address, Nqn::discovery(), host.clone(), hostid);
-                Ok(HostConfig { connect_timeout: limit, ..config })
+                HostConfig { connect_timeout: limit, ..config }
             };
-            discovery_log_at_any_port(at).unwrap_err()
+            first_discovery_log([first, second].map(at)).unwrap_err()
         };
         let both = |failure: &Failure| {
             assert_eq!(failure.code, 3);

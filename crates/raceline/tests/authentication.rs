@@ -4,7 +4,8 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use support::{Export, Scratch, run};
+use rustix::fs::Mode;
+use support::{Export, Scratch, own_ip, run};
 
 const HOST: &str = "nqn.2014-08.org.example:friend";
 const KEY: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
@@ -98,6 +99,25 @@ fn a_new_secret_is_used_while_a_job_runs_and_operators_see_it() {
     }
     let refused = lines.iter().find(|line| line["result"] == "refused").expect("one was refused");
     assert!(refused["qid"] == 0 && refused["key"].is_null() && refused["why"] == "Failed");
+}
+
+/// As with `--dhchap-secret <(pass show key)`: what is read from a pipe is there once.
+#[test]
+fn a_secret_of_a_pipe_is_read_once_although_two_ports_are_asked() {
+    let scratch = Scratch::new();
+    let key = private(&scratch, "key", KEY);
+    let listen = format!("{}:4420", own_ip());
+    let export = Export::start(&["ram:1M", "--host", HOST, "--dhchap-key", &key, "-l", &listen]);
+    let pipe = scratch.path("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let there = pipe.clone();
+    // It waits for the reader.
+    let writer = std::thread::spawn(move || std::fs::write(there, KEY));
+    let address = listen.split(':').next().unwrap();
+    let output = run(&["discover", "-a", address, "-q", HOST, "-S", &pipe, "-o", "json"]);
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stdout.contains(&export.nqn), "{}", output.stdout);
+    writer.join().unwrap().unwrap();
 }
 
 #[test]

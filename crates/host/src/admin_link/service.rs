@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raceline_proto::nvme::{ControllerId, Cqe, Sqe};
 use raceline_reactor::{
@@ -14,7 +14,7 @@ use raceline_reactor::{Service, Token};
 
 use crate::command::{Command, CommandDone, CommandSummary, Data};
 use crate::config::{Association, HostConfig};
-use crate::controller::ControllerEvent;
+use crate::controller::{Controller, ControllerEvent};
 use crate::counters::{LinkCounters, LinkTotals};
 use crate::error::{CommandError, CommandFailure, HostError, RejectedReason};
 use crate::multipath::{PathCounters, PathEvent, PathId, Paths};
@@ -257,7 +257,7 @@ impl HostService {
                     self.tell_added(path, None);
                 }
                 ControllerEvent::Down(error) => {
-                    self.log_loss(path, &error);
+                    self.log_loss(cx.now, path, &error);
                     self.count_loss(path);
                     change(&mut |path| path.association = None);
                     self.handle_start_failure(cx);
@@ -301,8 +301,22 @@ impl HostService {
         counters.failovers.add(u64::from(!lost.is_empty() && !others.is_empty()));
     }
 
-    fn log_loss(&self, path: PathId, error: &HostError) {
-        if self.paths.count() > 1 {
+    fn log_loss(&self, now: Instant, path: PathId, error: &HostError) {
+        if error.is_permanent() {
+            let state = self.state.get();
+            let retry_at = self.paths.controller(path).and_then(Controller::retry_at);
+            // Of one that was up, the controller has warned; who adds a path learns it from the result.
+            let is_told = self.adding.iter().any(|(adding, _)| *adding == path)
+                || state.path(path).is_none_or(|known| known.was_up);
+            if let (false, Some(retry_at)) = (is_told, retry_at) {
+                let delay = retry_at - now;
+                tracing::warn!(
+                    event = "path", %path, %error,
+                    "a path is refused, and is tried again while others are there: the next try is after {delay:?}, and \
+                     later ones with the same result are not logged"
+                );
+            }
+        } else if self.paths.count() > 1 {
             tracing::warn!(event = "path", %path, %error, "a path is lost, and is being connected again");
         } else {
             tracing::warn!(event = "path", %error, "controller lost");

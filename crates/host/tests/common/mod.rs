@@ -113,6 +113,8 @@ pub struct Script {
     pub whole_reads: bool,
     /// I/O queues that are granted; 4 unless it says so.
     pub queues_granted: Option<u16>,
+    /// Connect of the admin queue (false) or of I/O queues (true) is refused with this status.
+    pub refuse_connect: Option<(bool, Status)>,
 }
 
 /// What has come from the host.
@@ -375,6 +377,12 @@ impl Target {
         self.received.flow_off_connects += u32::from(wants_off);
         if wants_off && self.script.refuse_cattr {
             self.respond(index, sqe, Status::CONNECT_INVALID_PARAMETERS.dnr(), 46, 0);
+            return;
+        }
+        if let Some((of_io, status)) = self.script.refuse_connect
+            && of_io != words.qid.is_admin()
+        {
+            self.respond(index, sqe, status, 0, 0);
             return;
         }
         let connection = &mut self.connections[index];

@@ -6,5 +6,6 @@ mod core;
 mod fused;
 mod paths;
 mod reexport;
+mod refused;
 mod shared;
 mod waiting;

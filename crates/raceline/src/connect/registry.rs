@@ -29,6 +29,9 @@ const UNIT_TURN_TIME: Duration = Duration::from_secs(1);
 /// Most notes of the folder of a unit that are read.
 const MAX_UNIT_NOTES: usize = 64;
 
+/// Most entries of the folder of a unit that are looked at, notes or not: its user could put millions there.
+const MAX_UNIT_ENTRIES: usize = 256;
+
 /// Most disks of the folder of a unit that count: a unit has one, and its user could note down others to hold root up.
 const MAX_UNIT_DISKS: usize = 2;
 
@@ -206,23 +209,17 @@ impl Registry {
         Ok(all)
     }
 
-    /// The files of the folder that are notes by their names.
-    fn notes(&self) -> io::Result<Vec<PathBuf>> {
-        let is_note = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| {
-                let name = name.to_string_lossy();
-                name.starts_with("disk-") && name.ends_with(".json")
-            })
-        };
-        let paths = fs::read_dir(&self.dir)?.map(|found| found.map(|found| found.path()));
-        paths.filter(|path| path.as_ref().map_or(true, is_note)).collect()
+    /// What the folder has in it.
+    fn paths(&self) -> io::Result<impl Iterator<Item = io::Result<PathBuf>> + use<>> {
+        Ok(fs::read_dir(&self.dir)?.map(|found| found.map(|found| found.path())))
     }
 
     /// Those of the folder of this user.
     fn running_here(&self) -> io::Result<Vec<Found>> {
         let mut all = Vec::new();
         let _turn = self.take_turn()?;
-        for path in self.notes()? {
+        for path in self.paths()?.filter(is_note) {
+            let path = path?;
             // It may end meanwhile.
             let Ok(file) = File::open(&path) else { continue };
             if is_free(&file) {
@@ -243,8 +240,8 @@ impl Registry {
             let entry = units::read_note(&file, &path, owner)?;
             Some(Found { entry, path, owner })
         };
-        let notes = self.notes()?.into_iter().take(MAX_UNIT_NOTES);
-        Ok(notes.filter_map(found).take(MAX_UNIT_DISKS).collect())
+        let notes = unit_notes(self.paths()?)?;
+        Ok(notes.into_iter().filter_map(found).take(MAX_UNIT_DISKS).collect())
     }
 
     /// How long to wait for the end of a disk. Those of a unit's folder share [`END_TIME`], whose ends are in `ends`: its user could
@@ -286,6 +283,20 @@ impl Registry {
         }
         Ok(())
     }
+}
+
+/// Whether a file is a note by its name. An error is kept for whoever reads on.
+fn is_note(path: &io::Result<PathBuf>) -> bool {
+    let Ok(path) = path else { return true };
+    path.file_name().is_some_and(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with("disk-") && name.ends_with(".json")
+    })
+}
+
+/// The notes among what the folder of a unit has in it, which is read no further than the limits say.
+fn unit_notes(paths: impl Iterator<Item = io::Result<PathBuf>>) -> io::Result<Vec<PathBuf>> {
+    paths.take(MAX_UNIT_ENTRIES).filter(is_note).take(MAX_UNIT_NOTES).collect()
 }
 
 /// A path for people.
@@ -412,6 +423,23 @@ mod tests {
             let now = now + Duration::from_secs(passed);
             assert_eq!(registry.time_to_end(&own, &mut ends, now), END_TIME);
         }
+    }
+
+    #[test]
+    fn the_folder_of_a_unit_is_read_no_further_than_the_limits() {
+        let pulled = |name: &str| {
+            let mut pulled = 0;
+            let endless = (0..100_000).map(|number| {
+                pulled += 1;
+                Ok(PathBuf::from(format!("/run/raceline-disk-a/{name}-{number}.json")))
+            });
+            let notes = unit_notes(endless).unwrap().len();
+            (notes, pulled)
+        };
+        assert_eq!(pulled("disk"), (MAX_UNIT_NOTES, MAX_UNIT_NOTES));
+        assert_eq!(pulled("other"), (0, MAX_UNIT_ENTRIES));
+        let failing = [Ok(PathBuf::from("/a")), Err(io::ErrorKind::Other.into())];
+        assert!(unit_notes(failing.into_iter()).is_err());
     }
 
     #[test]

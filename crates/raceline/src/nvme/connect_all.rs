@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
     if args.persistent {
         run.follow(&connections)?;
     } else {
-        run.connect(connections)?;
+        run.connect(connections);
     }
     let Run { done, last, .. } = run;
     match last {
@@ -140,10 +140,12 @@ impl Run<'_> {
         self.last = Some(Failure { message, ..failure });
     }
 
-    /// Asks every discovery controller, and those that they name, and connects to what they offer.
-    fn connect(&mut self, connections: Vec<Connection>) -> Result<(), Failure> {
+    /// Asks every discovery controller, and those that they name, and connects to what they offer. What fails keeps nothing
+    /// else from being connected.
+    fn connect(&mut self, connections: Vec<Connection>) {
         let mut queue: VecDeque<Connection> = connections.into();
         let mut asked: Vec<SocketAddr> = Vec::new();
+        let mut too_many = false;
         while let Some(connection) = queue.pop_front() {
             let shown = connection.shown();
             let config = match connection.config() {
@@ -154,7 +156,10 @@ impl Run<'_> {
                 }
             };
             unused::note(&connection);
-            unused::check_host_id(&connection, &config, self.has_host_id)?;
+            if let Err(failure) = unused::check_host_id(&connection, &config, self.has_host_id) {
+                self.failed(&shown, failure);
+                continue;
+            }
             if !connection.is_discovery {
                 let place = place_of(&config);
                 self.attach(&connection, &config, place);
@@ -164,8 +169,14 @@ impl Run<'_> {
                 continue;
             }
             if asked.len() == MOST_SERVICES {
-                let text = format!("more than {MOST_SERVICES} discovery services name each other");
-                return Err(Failure::usage(text));
+                // Said once: a service may name thousands.
+                if !std::mem::replace(&mut too_many, true) {
+                    let text = format!(
+                        "it is not asked: more than {MOST_SERVICES} discovery services name each other"
+                    );
+                    self.failed(&shown, Failure::usage(text));
+                }
+                continue;
             }
             if !connection.has_any_port {
                 asked.push(config.address);
@@ -180,7 +191,6 @@ impl Run<'_> {
                 Err(failure) => self.failed(&shown, failure),
             }
         }
-        Ok(())
     }
 
     /// A record is a subsystem to connect to, or another service to ask.
@@ -343,8 +353,7 @@ fn ask(
     if !connection.has_any_port {
         return Ok((connection.clone(), config.clone(), remote::discovery_log(config)?));
     }
-    let (config, log) =
-        remote::discovery_log_at_any_port(|port| connection.at_port(port).config())?;
+    let (config, log) = remote::discovery_log_at_any_port(&config)?;
     Ok((connection.at_port(config.address.port()), config, log))
 }
 

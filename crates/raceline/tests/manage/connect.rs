@@ -255,6 +255,33 @@ fn what_a_daemon_cannot_have_of_a_file_is_named() {
     drop(target);
 }
 
+/// A host that its daemon cannot be does not end the verb between two connections.
+#[test]
+fn a_connection_that_a_daemon_cannot_have_is_a_failure_among_others() {
+    let nqns = ["a", "b", "c"].map(|name| format!("nqn.2026-01.io.raceline:among-{name}"));
+    let targets = nqns.map(|nqn| target_of(&nqn));
+    let [port, other_port, third_port] = targets.each_ref().map(|(_, port)| port);
+    let daemon = Daemon::start();
+    let file = daemon.file("discovery.conf");
+    let named = format!("nqn.2014-08.org.nvmexpress:uuid:{OTHER_ID}");
+    let line = |port: &str, host: &str| format!("-t tcp -a 127.0.0.1 -s {port} --hostnqn={host}\n");
+    let text = [
+        line(port, &named),
+        line(other_port, "nqn.2014-08.org.example:h"),
+        line(third_port, &named),
+    ];
+    std::fs::write(&file, text.concat()).unwrap();
+    let output = daemon.output(&["connect-all", "--config", &file, "-I", OTHER_ID]);
+    let (said, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    for (port, is_connected) in [(port, true), (other_port, false), (third_port, true)] {
+        let place = format!(" at 127.0.0.1:{port}\n");
+        assert_eq!(said.contains(&place), is_connected, "{place}: {said}{error}");
+    }
+    assert!(error.contains(&format!("127.0.0.1:{other_port}: -I: a daemon takes")), "{error}");
+}
+
 #[test]
 fn what_a_file_of_nvme_cli_has_is_taken_or_said_to_be_passed_over() {
     let (target, port) = target();

@@ -106,6 +106,9 @@ fn each_core_has_queues_of_its_own() {
     });
 }
 
+/// How often the device is asked for more than its completions, at most.
+const LOOK_INTERVAL: Duration = Duration::from_micros(100);
+
 /// The connection manager, the kernel and the timer are asked now and then, and each time before the core sleeps.
 #[test]
 fn a_core_that_spins_asks_the_device_alone() {
@@ -113,8 +116,16 @@ fn a_core_that_spins_asks_the_device_alone() {
     let address = "192.0.2.1:4420".parse().unwrap();
     let streams = fabric.streams(&config(1));
     let mut listener = streams.listen(address).unwrap().unwrap();
-    let mut next = || (listener.accept().err().map(|error| error.kind()), listener.spin());
-    assert_eq!(next(), (Some(ErrorKind::WouldBlock), false));
+    // A thread that the machine keeps waiting meanwhile finds that it is time again.
+    let mut is_fresh = || {
+        let start = Instant::now();
+        let result = listener.accept().err().map(|error| error.kind());
+        assert_eq!(result, Some(ErrorKind::WouldBlock));
+        let is_due = listener.spin();
+        assert!(!is_due || start.elapsed() >= LOOK_INTERVAL, "it has just asked");
+        !is_due
+    };
+    assert!((0..10_000).any(|_| is_fresh()), "each time more than {LOOK_INTERVAL:?} have passed");
     let (looks, polls) =
         (|| fabric.network.looks_numbered(0), || fabric.devices()[0].counts.idle_polls);
     let before = (looks(), polls());
@@ -123,7 +134,7 @@ fn a_core_that_spins_asks_the_device_alone() {
         due += u64::from(listener.spin());
     }
     assert_eq!((looks(), polls()), (before.0, before.1 + 1000), "only what is due is looked for");
-    std::thread::sleep(Duration::from_millis(1));
+    std::thread::sleep(10 * LOOK_INTERVAL);
     assert!(listener.spin(), "after {due} others, it is time for the rest");
     assert!(listener.accept().is_err());
     assert!(looks() > before.0);

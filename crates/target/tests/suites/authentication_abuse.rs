@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::chap::{
@@ -334,6 +334,9 @@ fn come_in(address: SocketAddr, config: &InitiatorConfig) -> Duration {
     start.elapsed()
 }
 
+/// Longer than a host that is not kept out takes to come in.
+const FLOOD: Duration = Duration::from_secs(60);
+
 #[test]
 fn a_flood_of_half_open_hosts_keeps_no_real_host_out() {
     let own = secret();
@@ -342,11 +345,18 @@ fn a_flood_of_half_open_hosts_keeps_no_real_host_out() {
     let (target, address) = guarded_by(TargetConfig { pre_connect, ..config(2) }, keys);
     let crowd = Crowd::new(address);
     let config = initiator(&own, None);
-    let over = AtomicBool::new(false);
+    let [begun, over] = [false; 2].map(AtomicBool::new);
+    let came_in = AtomicUsize::new(0);
     let held = std::thread::scope(|scope| {
         let flood = scope.spawn(|| {
-            let mut held = VecDeque::new();
-            for number in 0..Crowd::SIZE {
+            let (mut held, start) = (VecDeque::new(), Instant::now());
+            for number in 0.. {
+                // On a machine that runs this thread first, it goes on until the others have had their turn.
+                let is_awaited = came_in.load(Ordering::Acquire) == 0 && start.elapsed() < FLOOD;
+                if number >= Crowd::SIZE && !is_awaited {
+                    break;
+                }
+                begun.store(number >= Crowd::SIZE / 10, Ordering::Release);
                 let Some(host) = crowd.come(number) else { continue };
                 held.push_back(host);
                 if held.len() > Crowd::STAY {
@@ -357,21 +367,21 @@ fn a_flood_of_half_open_hosts_keeps_no_real_host_out() {
             held
         });
         // While it comes, hosts wait in the line of new connections, and get in.
-        let mut came_in = 0;
+        eventually("the flood", || begun.load(Ordering::Acquire));
         while !over.load(Ordering::Acquire) {
             come_in(address, &config);
-            came_in += 1;
+            came_in.fetch_add(1, Ordering::Release);
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert!(came_in > 0);
+        assert!(came_in.load(Ordering::Acquire) > 0);
         flood.join().unwrap()
     });
     // It stands. Every place for early connections is taken.
     let nearly_all = Crowd::EARLY * 49 / 50;
     eventually("the line of new connections is empty", || target.stats().pre_connect > nearly_all);
-    // The best of five: other programs may take the time of one.
-    let took: Vec<Duration> = (0..5).map(|_| come_in(address, &config)).collect();
-    assert!(took.iter().any(|took| *took < Duration::from_secs(1)), "{took:?}");
+    // The first of ten that is quick: other programs may take the time of some.
+    let is_quick = (0..10).any(|_| come_in(address, &config) < Duration::from_secs(1));
+    assert!(is_quick, "each of ten hosts has waited for a second");
     drop(held);
     target.shutdown().unwrap();
 }
