@@ -259,10 +259,18 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
     let none = daemon.output(&["config", "diff", &daemon.file("none.json")]);
     assert_eq!(none.status.code(), Some(2), "not that of a difference: {none:?}");
 
-    let nobody = daemon.command().args(["bdev", "ls", "-s", "/nonexistent/socket"]).output();
-    let nobody = nobody.unwrap();
-    assert_eq!(nobody.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("/nonexistent/socket"));
+    for words in [
+        &["bdev", "ls", "-s"][..],
+        &["bdev", "ls", "--socket"],
+        &["list", "--socket"],
+        &["smart-log", "Nvme0", "--socket"],
+    ] {
+        let nobody = daemon.output(&[words, &["/nonexistent/socket"]].concat());
+        assert_eq!(nobody.status.code(), Some(3), "{nobody:?}");
+        assert!(String::from_utf8_lossy(&nobody.stderr).contains("/nonexistent/socket"));
+    }
+    let nobody = daemon.output(&["rpc", "--socket", "/nonexistent/socket", "spdk_get_version"]);
+    assert_eq!(nobody.status.code(), Some(3), "{nobody:?}");
 }
 
 #[test]
