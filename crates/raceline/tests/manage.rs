@@ -274,6 +274,38 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_not_to_be_made() {
+    let daemon = Daemon::start();
+    for device in ["/dev/nosuch", "block:/dev/nosuch", "file:/dev/nosuch"] {
+        let error = daemon.refused(&["bdev", "add", device]);
+        assert!(error.contains("there is no such device: `lsblk` lists them"), "{error}");
+        assert!(!error.contains("truncate") && !error.contains("make it"), "{error}");
+    }
+    for (device, expected) in [
+        ("file:/dev/nosuch,size=1M", "there is no such device: `lsblk` lists them"),
+        ("1G", "write ram:1G"),
+    ] {
+        let output = daemon.output(&["bdev", "add", device]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(expected) && !error.contains("truncate"), "{error}");
+    }
+    for (device, expected) in [
+        ("/dev/nosuch", "there is no such device: `lsblk` lists them"),
+        ("file:/dev/nosuch,size=1M", "not created among device files"),
+        ("1G", "write ram:1G"),
+    ] {
+        for words in [&["export", "-l", "127.0.0.1:0"][..], &["connect", "--as", "nbd", "--bdev"]] {
+            let output = daemon.output(&[words, &[device]].concat());
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(error.contains(expected) && !error.contains("create it"), "{error}");
+        }
+    }
+    assert!(!std::path::Path::new("/dev/nosuch").exists());
+}
+
+#[test]
 fn a_configuration_is_saved_compared_cleared_and_restored_with_its_identities() {
     let daemon = Daemon::start();
     daemon.export();

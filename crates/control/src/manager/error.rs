@@ -143,7 +143,7 @@ fn open_reason(error: &OpenError) -> String {
 
 fn open_errno(error: &OpenError) -> i32 {
     match error {
-        OpenError::Missing(_) => libc::ENOENT,
+        OpenError::Missing(_) | OpenError::NoDevice(_) | OpenError::OnlySize(_) => libc::ENOENT,
         OpenError::InUse { .. } => libc::EBUSY,
         OpenError::ReadOnly(_) => libc::EROFS,
         OpenError::Permission(_) | OpenError::Outside { .. } => libc::EACCES,
