@@ -274,6 +274,36 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
 }
 
 #[test]
+fn a_star_is_every_host_and_other_words_are_no_host() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let hosts = || daemon.json(&["host", "ls"]);
+    let before = hosts();
+    for wrong in ["hostA", "HOSTNQN", "nqn.", "any*"] {
+        let output = daemon.output(&["host", "add", NQN, wrong]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("an NQN begins with") && error.contains("`any` stands"), "{error}");
+    }
+    assert_eq!(hosts(), before);
+    assert!(daemon.ok(&["host", "add", NQN, "*"]).contains("every host may connect"));
+    let any = |list: &Value| {
+        let names = list.as_array().unwrap().iter().map(|host| host["nqn"].as_str().unwrap());
+        names.filter(|name| *name == "any" || *name == "*").map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(any(&hosts()), ["any"]);
+    let keyed = daemon.output(&["host", "add", NQN, "*", "--security", "tls"]);
+    assert_eq!(keyed.status.code(), Some(2), "{keyed:?}");
+    daemon.ok(&["host", "rm", NQN, "*"]);
+    assert_eq!(hosts(), before);
+    // What has come by another client can be taken away by its name.
+    daemon.ok(&["rpc", "nvmf_subsystem_add_host", NQN, "*"]);
+    assert_eq!(any(&hosts()), ["*"]);
+    daemon.ok(&["host", "rm", NQN, "*"]);
+    assert_eq!(hosts(), before);
+}
+
+#[test]
 fn a_device_that_is_not_there_is_not_to_be_made() {
     let daemon = Daemon::start();
     for device in ["/dev/nosuch", "block:/dev/nosuch", "file:/dev/nosuch"] {

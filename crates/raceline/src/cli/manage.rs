@@ -536,7 +536,7 @@ pub(crate) struct HostChange {
     /// The subsystem
     #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
     pub(crate) nqn: String,
-    /// The host's NQN, or "any" for every host
+    /// The host's NQN, or "any" (or *) for every host
     #[arg(value_name = "HOSTNQN|any", add = ArgValueCandidates::new(complete::hosts))]
     pub(crate) host: String,
 }
