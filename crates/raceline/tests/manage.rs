@@ -9,7 +9,7 @@ mod nvme;
 #[path = "manage/nvmet.rs"]
 mod nvmet;
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use raceline_control::manager::{Manager, ManagerConfig};
@@ -475,7 +475,13 @@ fn changes_are_listed_and_undone() {
         plan.contains("bdev_malloc_delete") && plan.contains("nvmf_subsystem_add_ns"),
         "{plan}"
     );
-    daemon.ok(&["config", "undo", &first]);
+    // Several changes are not undone without a question, for which there is no terminal.
+    let asked = daemon.output(&["config", "undo", &first]);
+    let said = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(asked.status.code(), Some(2), "{said}");
+    assert!(said.contains("undo would take back 3 changes: use --yes"), "{said}");
+    assert!(said.contains("bdev_malloc_delete") && daemon.ok(&["bdev", "ls"]).contains("m2"));
+    daemon.ok(&["config", "undo", &first, "--yes"]);
     daemon.ok(&["config", "diff", &saved]);
     // The last one alone.
     daemon.ok(&["bdev", "add", "ram:1M", "-n", "m3"]);
@@ -484,6 +490,41 @@ fn changes_are_listed_and_undone() {
     daemon.ok(&["config", "undo"]);
     daemon.ok(&["config", "diff", &saved]);
     assert!(daemon.refused(&["config", "undo", "9999"]).contains("change 9999 is not kept"));
+}
+
+#[test]
+fn what_a_connected_host_uses_is_not_undone_without_a_question() {
+    let daemon = Daemon::start();
+    daemon.export();
+    daemon.ok(&["host", "add", NQN, "any"]);
+    let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let ends = ["-a", "127.0.0.1", "-s", &port, "-n", NQN, "-q", "nqn.2026-01.io.raceline:guest"];
+    let load = ["perf", "--namespace", "7", "--rw", "randread", "--runtime", "600"];
+    let mut guest = daemon.command();
+    let guest = guest.args(load).args(ends).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut guest = guest.spawn().unwrap();
+    let controllers = || daemon.ok(&["rpc", "nvmf_subsystem_get_controllers", NQN]);
+    wait_for(|| controllers().contains("raceline:guest"));
+    // The last change alone, of a subsystem with a host.
+    let number = daemon.json(&["config", "log"])[0]["number"].to_string();
+    let asked = daemon.output(&["config", "undo"]);
+    let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+    let shown = daemon.ok(&["host", "ls"]);
+    // Another one, which concerns no host, is undone at once.
+    daemon.ok(&["bdev", "add", "ram:1M", "-n", "unused"]);
+    let other = daemon.output(&["config", "undo"]);
+    let agreed = daemon.output(&["config", "undo", &number, "--yes"]);
+    let closed = daemon.ok(&["host", "ls"]);
+    let _ = guest.kill();
+    guest.wait().unwrap();
+    assert_eq!(asked.status.code(), Some(2), "{said}");
+    let who = format!(
+        "undo would take back 1 change (connected to {NQN}: nqn.2026-01.io.raceline:guest)"
+    );
+    assert!(said.contains(&who) && said.contains("use --yes"), "{said}");
+    assert!(said.contains("nvmf_subsystem_allow_any_host"), "{said}");
+    assert!(shown.contains("any") && !closed.contains("any"), "{shown} {closed}");
+    assert!(other.status.success() && agreed.status.success(), "{other:?} {agreed:?}");
 }
 
 #[test]

@@ -596,6 +596,9 @@ pub(crate) enum ConfigVerb {
         /// Print the calls and make none
         #[arg(long)]
         dry_run: bool,
+        /// Do not ask, also where more than one change is undone or hosts are connected to what changes
+        #[arg(long)]
+        yes: bool,
     },
     /// Remove everything that is exported and every device; settings stay
     Clear {

@@ -277,7 +277,9 @@ mod tests {
     #[test]
     fn what_was_not_asked_is_said() {
         let text = nothing(&[], None).message;
-        for part in ["no daemon was asked", "/var/tmp/spdk.sock", "/run/raceline/rpc.sock", "--socket "] {
+        for part in
+            ["no daemon was asked", "/var/tmp/spdk.sock", "/run/raceline/rpc.sock", "--socket "]
+        {
             assert!(text.contains(part), "{text}");
         }
         let text = nothing(&[], Some(vec!["Nvme0".to_owned()])).message;
