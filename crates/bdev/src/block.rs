@@ -20,11 +20,7 @@ pub(crate) fn open(
 ) -> Result<DiskBdev, OpenError> {
     let failed = |action| move |source| OpenError::Io { path: path.into(), action, source };
     let not_found = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => OpenError::WrongKind {
-            path: path.into(),
-            found: "not there",
-            advice: "lsblk lists the block devices of this machine",
-        },
+        io::ErrorKind::NotFound => OpenError::NoDevice(path.into()),
         _ => open_failed(path, spec.read_only, error),
     };
     let canonical = fs::canonicalize(path).map_err(not_found)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::claim::{Claim, Held, Object, lock_file, object_of, take_handed};
 use crate::disk::DiskBdev;
-use crate::open::{choose_block_size, new_info, open_failed};
+use crate::open::{choose_block_size, is_among_devices, new_info, open_failed};
 use crate::probe::{DirectIo, direct_alignment, file_system, knows_holes, punches_holes};
 use crate::{BdevInfo, ByteSize, DeviceSpec, Identity, OpenError};
 
@@ -27,10 +27,13 @@ pub(crate) fn open(
 ) -> Result<DiskBdev, OpenError> {
     let created = match (fs::metadata(path), size) {
         (Err(error), Some(size)) if error.kind() == io::ErrorKind::NotFound && !spec.read_only => {
+            if is_among_devices(path) {
+                return Err(OpenError::AmongDevices(path.into()));
+            }
             Some(Created::new(path, size)?)
         }
         (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(OpenError::Missing(path.into()));
+            return Err(OpenError::missing(path));
         }
         _ => None,
     };

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use raceline_reactor::buffer::HugePages;
@@ -22,6 +22,20 @@ pub enum OpenError {
     /// No such path, and no size to create a file with.
     #[error("`{0}` does not exist; to create it, give it a size: file:{0},size=1G")]
     Missing(PathBuf),
+    /// No such path among the device files, where nobody wants a regular file.
+    #[error("`{0}`: there is no such device: `lsblk` lists them")]
+    NoDevice(PathBuf),
+    /// A file was to be created among the device files.
+    #[error(
+        "`{0}`: there is no such device (`lsblk` lists them), and a regular file is not created among device files: to have a \
+         file, name another folder, e.g. /srv or /dev/shm"
+    )]
+    AmongDevices(PathBuf),
+    /// A size in the place of a path.
+    #[error(
+        "`{0}` is a size, and there is no file of that name: for memory of that size, write ram:{0}"
+    )]
+    OnlySize(String),
     /// The path leads to something else.
     #[error("`{path}` is {found}: {advice}")]
     WrongKind {
@@ -164,6 +178,26 @@ pub enum OpenError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// Nothing is at a path where no file is to be created.
+    #[must_use]
+    pub fn missing(path: &Path) -> Self {
+        match path.to_str() {
+            Some(text) if text.parse::<ByteSize>().is_ok() => Self::OnlySize(text.to_owned()),
+            _ if is_among_devices(path) => Self::NoDevice(path.into()),
+            _ => Self::Missing(path.into()),
+        }
+    }
+}
+
+/// Whether a path is of the device files, below /dev, and not of the memory that programs share there.
+pub(crate) fn is_among_devices(path: &Path) -> bool {
+    let folder = path.parent().and_then(|folder| fs::canonicalize(folder).ok());
+    let known = folder.zip(path.file_name()).map(|(folder, name)| folder.join(name));
+    let whole = known.or_else(|| std::path::absolute(path).ok());
+    whole.is_some_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
 }
 
 /// Opens a device for exclusive use.
@@ -344,8 +378,6 @@ pub(crate) fn open_failed(path: &std::path::Path, read_only: bool, source: io::E
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -365,6 +397,37 @@ mod tests {
         assert!(error.to_string().contains("in use as swap"), "{error}");
         let error = open_failed(readable, false, errno(libc::EIO));
         assert!(error.to_string().contains("cannot open it: Input/output error"), "{error}");
+    }
+
+    #[test]
+    fn nothing_is_created_among_device_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/dev", &link).unwrap();
+        let identity = Identity::from_seed(b"here");
+        let devices = ["/dev/nosuch", "/dev/disk/by-id/nosuch", "/dev/../dev/nosuch"];
+        let linked = link.join("nosuch").to_str().unwrap().to_owned();
+        for path in devices.into_iter().chain([linked.as_str()]) {
+            for (text, expected) in [
+                (path.to_owned(), "there is no such device: `lsblk` lists them"),
+                (format!("block:{path}"), "there is no such device: `lsblk` lists them"),
+                (format!("file:{path}"), "there is no such device: `lsblk` lists them"),
+                (format!("file:{path},size=1M"), "not created among device files"),
+            ] {
+                let message = open(&text.parse().unwrap(), &identity).err().unwrap().to_string();
+                assert!(message.contains(expected), "{message}");
+                assert!(!message.contains("create it") && !Path::new(path).exists(), "{message}");
+            }
+        }
+        for path in ["/dev/shm/nosuch", "/srv/nosuch", "nosuch", "/devices/nosuch"] {
+            assert!(matches!(OpenError::missing(Path::new(path)), OpenError::Missing(_)), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_size_alone_is_taken_for_memory() {
+        let message = OpenError::missing(Path::new("1G")).to_string();
+        assert!(message.contains("write ram:1G") && !message.contains("file:"), "{message}");
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn what_is_not_there_or_something_else_is_refused() {
     let missing = directory.path().join("missing");
     let text = missing.to_str().unwrap();
     assert_says(&refused(text), &["does not exist; to create it", "size=1G"]);
-    assert_says(&refused(&format!("block:{text}")), &["is not there", "lsblk"]);
+    assert_says(&refused(&format!("block:{text}")), &["there is no such device", "lsblk"]);
     assert_says(&refused(&format!("file:{text}/x,size=1M")), &["cannot create it"]);
     assert!(!missing.exists());
     let at = directory.path().to_str().unwrap();

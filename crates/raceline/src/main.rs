@@ -25,6 +25,7 @@ mod manage;
 mod names;
 mod naming;
 mod nvme;
+mod owner;
 mod perf;
 mod profile;
 mod read_write;

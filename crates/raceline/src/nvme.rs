@@ -10,6 +10,7 @@ pub(crate) mod identify;
 pub(crate) mod list;
 pub(crate) mod log;
 pub(crate) mod namespaces;
+mod unopened;
 mod unused;
 
 use std::time::Duration;

@@ -18,7 +18,7 @@ use crate::http::Prepared;
 use crate::profile::Judge;
 use crate::signals::Interrupt;
 use crate::watch::Watchdog;
-use crate::{activation, limits, log, sandbox, shell, successor};
+use crate::{activation, limits, log, owner, sandbox, shell, successor};
 
 /// The line on standard output that reports readiness.
 #[derive(Debug, Serialize)]
@@ -39,6 +39,7 @@ pub(crate) fn run(
     settings: LogSettings,
     events: Arc<EventJournal>,
 ) -> Result<(), Failure> {
+    owner::check(args)?;
     if args.detach {
         return successor::start_detached();
     }

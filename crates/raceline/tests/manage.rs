@@ -9,7 +9,7 @@ mod nvme;
 #[path = "manage/nvmet.rs"]
 mod nvmet;
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use raceline_control::manager::{Manager, ManagerConfig};
@@ -259,10 +259,82 @@ fn what_is_wrong_is_said_with_what_would_be_right() {
     let none = daemon.output(&["config", "diff", &daemon.file("none.json")]);
     assert_eq!(none.status.code(), Some(2), "not that of a difference: {none:?}");
 
-    let nobody = daemon.command().args(["bdev", "ls", "-s", "/nonexistent/socket"]).output();
-    let nobody = nobody.unwrap();
-    assert_eq!(nobody.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("/nonexistent/socket"));
+    for words in [
+        &["bdev", "ls", "-s"][..],
+        &["bdev", "ls", "--socket"],
+        &["list", "--socket"],
+        &["smart-log", "Nvme0", "--socket"],
+    ] {
+        let nobody = daemon.output(&[words, &["/nonexistent/socket"]].concat());
+        assert_eq!(nobody.status.code(), Some(3), "{nobody:?}");
+        assert!(String::from_utf8_lossy(&nobody.stderr).contains("/nonexistent/socket"));
+    }
+    let nobody = daemon.output(&["rpc", "--socket", "/nonexistent/socket", "spdk_get_version"]);
+    assert_eq!(nobody.status.code(), Some(3), "{nobody:?}");
+}
+
+#[test]
+fn a_star_is_every_host_and_other_words_are_no_host() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let hosts = || daemon.json(&["host", "ls"]);
+    let before = hosts();
+    for wrong in ["hostA", "HOSTNQN", "nqn.", "any*"] {
+        let output = daemon.output(&["host", "add", NQN, wrong]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("an NQN begins with") && error.contains("`any` stands"), "{error}");
+    }
+    assert_eq!(hosts(), before);
+    assert!(daemon.ok(&["host", "add", NQN, "*"]).contains("every host may connect"));
+    let any = |list: &Value| {
+        let names = list.as_array().unwrap().iter().map(|host| host["nqn"].as_str().unwrap());
+        names.filter(|name| *name == "any" || *name == "*").map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(any(&hosts()), ["any"]);
+    let keyed = daemon.output(&["host", "add", NQN, "*", "--security", "tls"]);
+    assert_eq!(keyed.status.code(), Some(2), "{keyed:?}");
+    daemon.ok(&["host", "rm", NQN, "*"]);
+    assert_eq!(hosts(), before);
+    // The daemon refuses it as well, with SPDK's error.
+    let error = daemon.refused(&["rpc", "nvmf_subsystem_add_host", NQN, "*"]);
+    assert!(
+        error.contains("Internal error (JSON-RPC error -32603): `*`: an NQN begins"),
+        "{error}"
+    );
+    assert_eq!(hosts(), before);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_not_to_be_made() {
+    let daemon = Daemon::start();
+    for device in ["/dev/nosuch", "block:/dev/nosuch", "file:/dev/nosuch"] {
+        let error = daemon.refused(&["bdev", "add", device]);
+        assert!(error.contains("there is no such device: `lsblk` lists them"), "{error}");
+        assert!(!error.contains("truncate") && !error.contains("make it"), "{error}");
+    }
+    for (device, expected) in [
+        ("file:/dev/nosuch,size=1M", "there is no such device: `lsblk` lists them"),
+        ("1G", "write ram:1G"),
+    ] {
+        let output = daemon.output(&["bdev", "add", device]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(expected) && !error.contains("truncate"), "{error}");
+    }
+    for (device, expected) in [
+        ("/dev/nosuch", "there is no such device: `lsblk` lists them"),
+        ("file:/dev/nosuch,size=1M", "not created among device files"),
+        ("1G", "write ram:1G"),
+    ] {
+        for words in [&["export", "-l", "127.0.0.1:0"][..], &["connect", "--as", "nbd", "--bdev"]] {
+            let output = daemon.output(&[words, &[device]].concat());
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{error}");
+            assert!(error.contains(expected) && !error.contains("create it"), "{error}");
+        }
+    }
+    assert!(!std::path::Path::new("/dev/nosuch").exists());
 }
 
 #[test]
@@ -405,7 +477,13 @@ fn changes_are_listed_and_undone() {
         plan.contains("bdev_malloc_delete") && plan.contains("nvmf_subsystem_add_ns"),
         "{plan}"
     );
-    daemon.ok(&["config", "undo", &first]);
+    // Several changes are not undone without a question, for which there is no terminal.
+    let asked = daemon.output(&["config", "undo", &first]);
+    let said = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(asked.status.code(), Some(2), "{said}");
+    assert!(said.contains("undo would take back 3 changes: use --yes"), "{said}");
+    assert!(said.contains("bdev_malloc_delete") && daemon.ok(&["bdev", "ls"]).contains("m2"));
+    daemon.ok(&["config", "undo", &first, "--yes"]);
     daemon.ok(&["config", "diff", &saved]);
     // The last one alone.
     daemon.ok(&["bdev", "add", "ram:1M", "-n", "m3"]);
@@ -414,6 +492,41 @@ fn changes_are_listed_and_undone() {
     daemon.ok(&["config", "undo"]);
     daemon.ok(&["config", "diff", &saved]);
     assert!(daemon.refused(&["config", "undo", "9999"]).contains("change 9999 is not kept"));
+}
+
+#[test]
+fn what_a_connected_host_uses_is_not_undone_without_a_question() {
+    let daemon = Daemon::start();
+    daemon.export();
+    daemon.ok(&["host", "add", NQN, "any"]);
+    let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
+    let ends = ["-a", "127.0.0.1", "-s", &port, "-n", NQN, "-q", "nqn.2026-01.io.raceline:guest"];
+    let load = ["perf", "--namespace", "7", "--rw", "randread", "--runtime", "600"];
+    let mut guest = daemon.command();
+    let guest = guest.args(load).args(ends).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut guest = guest.spawn().unwrap();
+    let controllers = || daemon.ok(&["rpc", "nvmf_subsystem_get_controllers", NQN]);
+    wait_for(|| controllers().contains("raceline:guest"));
+    // The last change alone, of a subsystem with a host.
+    let number = daemon.json(&["config", "log"])[0]["number"].to_string();
+    let asked = daemon.output(&["config", "undo"]);
+    let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+    let shown = daemon.ok(&["host", "ls"]);
+    // Another one, which concerns no host, is undone at once.
+    daemon.ok(&["bdev", "add", "ram:1M", "-n", "unused"]);
+    let other = daemon.output(&["config", "undo"]);
+    let agreed = daemon.output(&["config", "undo", &number, "--yes"]);
+    let closed = daemon.ok(&["host", "ls"]);
+    let _ = guest.kill();
+    guest.wait().unwrap();
+    assert_eq!(asked.status.code(), Some(2), "{said}");
+    let who = format!(
+        "undo would take back 1 change (connected to {NQN}: nqn.2026-01.io.raceline:guest)"
+    );
+    assert!(said.contains(&who) && said.contains("use --yes"), "{said}");
+    assert!(said.contains("nvmf_subsystem_allow_any_host"), "{said}");
+    assert!(shown.contains("any") && !closed.contains("any"), "{shown} {closed}");
+    assert!(other.status.success() && agreed.status.success(), "{other:?} {agreed:?}");
 }
 
 #[test]

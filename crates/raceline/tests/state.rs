@@ -284,6 +284,46 @@ fn a_directory_that_cannot_be_used_is_named() {
 }
 
 #[test]
+fn root_starts_nothing_in_folders_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: only root may write in folders of another user");
+    }
+    let kept = Kept::new();
+    let run = kept.directory.path().join("run");
+    for (theirs, others) in [(kept.state(), run.clone()), (run.clone(), kept.state())] {
+        for (folder, user) in [(&others, 0), (&theirs, NOBODY)] {
+            let _ = fs::create_dir(folder);
+            std::os::unix::fs::chown(folder, Some(user), Some(user)).unwrap();
+        }
+        // As another user's daemon may take its place: none is there.
+        for more in [&[][..], &["--detach"], &["--take-over"]] {
+            let state = kept.state();
+            let arguments = [&["--state-dir", state.to_str().unwrap()], more].concat();
+            let output = Served::fail(&kept.socket(), &arguments);
+            check_refusal(&output, &[theirs.to_str().unwrap(), "belongs to user", "run this as"]);
+            for folder in [&theirs, &others] {
+                assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "{}", folder.display());
+            }
+        }
+    }
+    // Both that user's folders and root's serve their own.
+    fs::set_permissions(kept.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for user in [NOBODY, 0] {
+        for folder in [kept.state(), run.clone()] {
+            fs::remove_dir_all(&folder).unwrap();
+            fs::create_dir(&folder).unwrap();
+            std::os::unix::fs::chown(&folder, Some(user), Some(user)).unwrap();
+        }
+        let (reuid, regid) = (format!("--reuid={user}"), format!("--regid={user}"));
+        let prefix = ["setpriv", &reuid, &regid, "--clear-groups", "--"];
+        let state = kept.state();
+        let arguments = ["--state-dir", state.to_str().unwrap()];
+        let served = Served::start_by(&prefix, &kept.socket(), &arguments);
+        assert_eq!(served.end(Signal::TERM).code, Some(0));
+    }
+}
+
+#[test]
 fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let (kept, bdevs) = Kept::filled();
     let served = kept.start();

@@ -80,7 +80,7 @@ pub enum ClientError {
         source: io::Error,
     },
     /// Nobody has named a daemon, and there is none at the usual addresses.
-    #[error("there is no daemon at {}: name its socket with -s or RACELINE_RPC_SOCKET, or start raceline serve", each(.0))]
+    #[error("there is no daemon at {}: name its socket with --socket or RACELINE_RPC_SOCKET, or start raceline serve", each(.0))]
     Nowhere(Vec<(Address, io::Error)>),
     /// The daemon refused the request.
     #[error("{method}: {refusal}")]

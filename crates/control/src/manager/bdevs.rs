@@ -308,6 +308,9 @@ impl Bdevs {
         entry.limits = self.limits(&entry.name);
         self.check_name(&entry.name)?;
         let uuid = entry.uuid.to_string();
+        if let Some(other) = self.find(&uuid).filter(|other| other.uuid == entry.uuid) {
+            return Err(ManagerError::UuidTaken { uuid, name: other.name.clone() });
+        }
         for name in entry.aliases.iter().chain([&uuid]) {
             if self.names.contains_key(name) {
                 return Err(ManagerError::NameTaken(name.clone()));

@@ -87,6 +87,12 @@ impl Controller {
         self.link.end();
     }
 
+    /// Why namespaces are not devices although they exist, by NSID.
+    #[must_use]
+    pub fn unopened(&self) -> BTreeMap<u32, String> {
+        super::lock(&self.unopened).clone()
+    }
+
     /// Notes why a namespace is not a device, and logs a reason that is new.
     fn note_unopened(&self, nsid: u32, reason: String) {
         let mut unopened = super::lock(&self.unopened);
@@ -302,9 +308,9 @@ impl Change<'_> {
                 }
                 // A namespace that another controller shows already is a device once: the others of this one
                 // are devices nevertheless, as SPDK does it.
-                Err(Unplugged::Manager(error @ ManagerError::NameTaken(_)))
-                    if matches!(controller.link, Link::Remote(_)) =>
-                {
+                Err(Unplugged::Manager(
+                    error @ (ManagerError::NameTaken(_) | ManagerError::UuidTaken { .. }),
+                )) if matches!(controller.link, Link::Remote(_)) => {
                     controller.note_unopened(nsid, error.to_string());
                 }
                 Err(Unplugged::Manager(error)) => return Err(error),

@@ -18,6 +18,17 @@ pub enum ManagerError {
     /// A name, alias or UUID that another device has.
     #[error("there is a device `{0}` already: delete it, or choose another name")]
     NameTaken(String),
+    /// A UUID that another device has.
+    #[error(
+        "device `{name}` has the UUID {uuid} already: use `{name}` if both are the same data, or delete it; where the data differ, \
+         give one of the two another UUID"
+    )]
+    UuidTaken {
+        /// The UUID.
+        uuid: String,
+        /// The device that has it.
+        name: String,
+    },
     /// There is no such device.
     #[error("there is no device `{0}`: bdev_get_bdevs lists them")]
     NoBdev(String),
@@ -97,7 +108,7 @@ impl ManagerError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::NameTaken(_) | Self::Exists { .. } => libc::EEXIST,
+            Self::NameTaken(_) | Self::UuidTaken { .. } | Self::Exists { .. } => libc::EEXIST,
             Self::NoBdev(_) | Self::Away { .. } | Self::Missing { .. } => libc::ENODEV,
             Self::Claimed { .. } => libc::EPERM,
             Self::Disk { errno, .. } => *errno,
@@ -143,7 +154,7 @@ fn open_reason(error: &OpenError) -> String {
 
 fn open_errno(error: &OpenError) -> i32 {
     match error {
-        OpenError::Missing(_) => libc::ENOENT,
+        OpenError::Missing(_) | OpenError::NoDevice(_) | OpenError::OnlySize(_) => libc::ENOENT,
         OpenError::InUse { .. } => libc::EBUSY,
         OpenError::ReadOnly(_) => libc::EROFS,
         OpenError::Permission(_) | OpenError::Outside { .. } => libc::EACCES,

@@ -536,7 +536,7 @@ pub(crate) struct HostChange {
     /// The subsystem
     #[arg(value_name = "NQN", add = ArgValueCandidates::new(complete::subsystems))]
     pub(crate) nqn: String,
-    /// The host's NQN, or "any" for every host
+    /// The host's NQN, or "any" (or *) for every host
     #[arg(value_name = "HOSTNQN|any", add = ArgValueCandidates::new(complete::hosts))]
     pub(crate) host: String,
 }
@@ -596,6 +596,9 @@ pub(crate) enum ConfigVerb {
         /// Print the calls and make none
         #[arg(long)]
         dry_run: bool,
+        /// Do not ask, also where more than one change is undone or hosts are connected to what changes
+        #[arg(long)]
+        yes: bool,
     },
     /// Remove everything that is exported and every device; settings stay
     Clear {

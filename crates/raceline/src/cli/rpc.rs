@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use raceline_control::client::DEFAULT_PORT;
 
+use super::manage::SOCKET_VARIABLE;
+
 const AFTER_HELP: &str = "\
 METHOD and its options are spelled as rpc.py of SPDK v20.10 to 26.9 spells them; raceline rpc METHOD --help \
 lists them. Methods that SPDK does not have take parameter=value, or one JSON object. save_config, load_config, \
@@ -20,7 +22,8 @@ connect.";
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct RpcArgs {
     /// The daemon's socket, or its IP address [default: /run/raceline/rpc.sock, or else /var/tmp/spdk.sock]
-    #[arg(short = 's', long = "server-addr", value_name = "PATH|IP", env = "RACELINE_RPC_SOCKET")]
+    #[arg(short = 's', long = "server-addr", visible_alias = "socket", value_name = "PATH|IP")]
+    #[arg(env = SOCKET_VARIABLE)]
     pub(crate) server: Option<String>,
 
     /// The daemon's port, with an IP address

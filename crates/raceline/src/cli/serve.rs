@@ -23,7 +23,9 @@ To replace it by a new program while hosts stay connected, run raceline serve wi
 --take-over, or systemctl reload. SIGUSR2 has it start that itself, but only with --sandbox off: in the sandbox, which \
 is on by default, it can start no program.
 
-Example: raceline serve -r /run/raceline/rpc.sock -m [0,1] --state-dir /var/lib/raceline")]
+Example: raceline serve -r ./rpc.sock -m [0,1] --state-dir ./state
+
+The package has a service with its own user: systemctl start raceline")]
 pub(crate) struct ServeArgs {
     /// Begin with this configuration, as save_config writes it
     #[arg(short = 'c', long = "config", visible_alias = "json", value_name = "CONFIG.json")]

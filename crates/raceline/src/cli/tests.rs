@@ -23,6 +23,30 @@ fn the_definition_is_consistent() {
 }
 
 #[test]
+fn verbs_that_ask_a_daemon_take_the_option_that_their_message_names() {
+    let message = raceline_control::client::ClientError::Nowhere(Vec::new()).to_string();
+    let (_, named) = message.split_once("name its socket with --").unwrap();
+    let (option, others) = named.split_once(" or ").unwrap();
+    assert!(others.starts_with(manage::SOCKET_VARIABLE), "{message}");
+    for command in [letters::definition(), letters::with_devices()] {
+        let mut asking = Vec::new();
+        for verb in command.get_subcommands() {
+            let mut options = verb.get_arguments();
+            let is_socket =
+                |arg: &&clap::Arg| arg.get_env() == Some(manage::SOCKET_VARIABLE.as_ref());
+            let Some(socket) = options.find(is_socket) else { continue };
+            let aliases = socket.get_all_aliases().unwrap_or_default();
+            let takes = socket.get_long() == Some(option) || aliases.contains(&option);
+            assert!(takes, "{} has no --{option}", verb.get_name());
+            asking.push(verb.get_name());
+        }
+        for verb in ["rpc", "bdev", "config", "list", "smart-log", "connect-all", "disconnect"] {
+            assert!(asking.contains(&verb), "{verb}: {asking:?}");
+        }
+    }
+}
+
+#[test]
 fn export_defaults() {
     let Verb::Export(args) = parse("export ram:64M").unwrap() else { unreachable!() };
     assert_eq!(args.devices[0].to_string(), "ram:64M");

@@ -53,7 +53,7 @@ fn nothing(running: &[Found], controllers: Option<Vec<String>>) -> Failure {
         Some(_) => "no such controller of the daemon".to_owned(),
         None => format!(
             "no daemon was asked, because there is neither {DEFAULT_SOCKET} nor {PACKAGED_SOCKET}: name its socket with \
-             -s or RACELINE_RPC_SOCKET"
+             --socket or RACELINE_RPC_SOCKET"
         ),
     };
     let places = running.iter().flat_map(|found| &found.entry.places).map(|it| printable(it));
@@ -277,7 +277,9 @@ mod tests {
     #[test]
     fn what_was_not_asked_is_said() {
         let text = nothing(&[], None).message;
-        for part in ["no daemon was asked", "/var/tmp/spdk.sock", "/run/raceline/rpc.sock", "-s "] {
+        for part in
+            ["no daemon was asked", "/var/tmp/spdk.sock", "/run/raceline/rpc.sock", "--socket "]
+        {
             assert!(text.contains(part), "{text}");
         }
         let text = nothing(&[], Some(vec!["Nvme0".to_owned()])).message;

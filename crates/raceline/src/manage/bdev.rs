@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use raceline_bdev::{Backing, ByteSize, DeviceSpec};
+use raceline_bdev::{Backing, ByteSize, DeviceSpec, OpenError};
 use raceline_control::reconcile::Removal;
 use raceline_initiator::{IscsiUrl, Name};
 use serde_json::{Value, json};
@@ -228,6 +228,12 @@ fn creation(
         params
     };
     let on_disk = |path: &Path| {
+        // The daemon gets a whole path, which shows no more that it is a size.
+        if let error @ OpenError::OnlySize(_) = OpenError::missing(path)
+            && !path.exists()
+        {
+            return Err(Failure::usage(error));
+        }
         let absolute = std::path::absolute(path);
         let absolute = absolute.map_err(|error| {
             Failure::usage(format!("{} cannot be made absolute: {error}", path.display()))
@@ -261,10 +267,14 @@ fn creation(
         }
         Backing::Ram { size, .. } => Ok(("bdev_malloc_create", in_memory(*size, "Malloc"))),
         Backing::Null { size } => Ok(("bdev_null_create", in_memory(*size, "Null"))),
-        Backing::File { size: Some(_), path, .. } => Err(Failure::usage(format!(
-            "size= would create a file: truncate -s SIZE {} first",
-            path.display()
-        ))),
+        Backing::File { size: Some(_), path, .. } => {
+            Err(Failure::usage(match OpenError::missing(path) {
+                error @ OpenError::NoDevice(_) if !path.exists() => error.to_string(),
+                _ => {
+                    format!("size= would create a file: truncate -s SIZE {} first", path.display())
+                }
+            }))
+        }
         Backing::File { buffered: true, .. } => {
             Err(Failure::usage("buffered files cannot be asked for over RPC"))
         }

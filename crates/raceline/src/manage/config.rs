@@ -40,7 +40,9 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<(), Failure> {
             diff(&running(&mut daemon)?, &compared(file)?, daemon.output)
         }
         ConfigVerb::Log { last } => past::log(&mut daemon, *last),
-        ConfigVerb::Undo { number, dry_run } => past::undo(&mut daemon, *number, *dry_run),
+        ConfigVerb::Undo { number, dry_run, yes } => {
+            past::undo(&mut daemon, *number, past::Manner { dry_run: *dry_run, yes: *yes })
+        }
         ConfigVerb::Clear { yes } => clear(&mut daemon, *yes),
     }
 }
@@ -150,18 +152,19 @@ fn document(differences: &[Difference<'_>]) -> Value {
 fn clear(daemon: &mut Daemon, yes: bool) -> Result<(), Failure> {
     let is = running(daemon)?;
     let count = is.objects().len() - is.cleared().objects().len();
-    if count > 0 && !yes && !agreed(count)? {
+    let question = format!("Remove {count} things, and end all connections? [y/N] ");
+    if count > 0 && !yes && !agreed(&question, &format!("clear would remove {count} things"))? {
         return Err(Failure::runtime("nothing was removed"));
     }
     apply(daemon, &is, &is.cleared())
 }
 
-/// Asks on the terminal; without one, the option has to be given.
-fn agreed(count: usize) -> Result<bool, Failure> {
+/// Asks on the terminal; without one, the option has to be given, and the refusal says what would happen.
+fn agreed(question: &str, refusal: &str) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() {
-        return Err(Failure::usage(format!("clear would remove {count} things: use --yes")));
+        return Err(Failure::usage(format!("{refusal}: use --yes")));
     }
-    eprint!("Remove {count} things, and end all connections? [y/N] ");
+    eprint!("{question}");
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(Failure::runtime)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -1,15 +1,18 @@
 //! `raceline host`: the hosts that may connect.
 
+use raceline_proto::nvme::Nqn;
 use serde_json::{Value, json};
 
 use super::subsystem::{allow, documents, rows};
-use super::{Daemon, text};
+use super::{Daemon, elements, text};
 use crate::cli::manage::{HostArgs, HostChange, HostVerb};
 use crate::failure::Failure;
 use crate::table::Table;
 
 /// The word for every host.
 const ANY: &str = "any";
+/// The same word of ceph-nvmeof.
+const STAR: &str = "*";
 
 /// Runs the verb.
 pub(crate) fn run(args: &HostArgs) -> Result<(), Failure> {
@@ -21,12 +24,16 @@ pub(crate) fn run(args: &HostArgs) -> Result<(), Failure> {
                 "dhchap_key": dhchap_key, "dhchap_ctrlr_key": dhchap_ctrlr_key, "psk": psk,
                 "security": security,
             });
-            if host.host == ANY && (dhchap_key.is_some() || psk.is_some()) {
+            let is_any = is_any(&host.host);
+            if is_any && (dhchap_key.is_some() || psk.is_some()) {
                 return Err(Failure::usage("a key is for one host: name it instead of `any`"));
             }
-            if host.host == ANY && security.is_some() {
+            if is_any && security.is_some() {
                 let text = "a level is for one host: for all of them, raceline subsys set --security sets it";
                 return Err(Failure::usage(text));
+            }
+            if !is_any {
+                check_name(&host.host)?;
             }
             change_access(&mut daemon, host, true, keys)
         }
@@ -50,14 +57,32 @@ pub(crate) fn run(args: &HostArgs) -> Result<(), Failure> {
     }
 }
 
+/// Whether a word stands for every host.
+fn is_any(host: &str) -> bool {
+    host == ANY || host == STAR
+}
+
+/// Refuses what no host calls itself.
+fn check_name(host: &str) -> Result<(), Failure> {
+    Nqn::qualified(host).map(|_| ()).map_err(|error| {
+        Failure::usage(format!(
+            "`{host}` is no name of a host: {error}; a Linux host has its own in /etc/nvme/hostnqn, and `{ANY}` stands for every \
+             host"
+        ))
+    })
+}
+
 fn change_access(
     daemon: &mut Daemon,
     HostChange { nqn, host }: &HostChange,
     may: bool,
     keys: Value,
 ) -> Result<(), Failure> {
-    daemon.subsystems(Some(nqn))?;
-    if host == ANY {
+    let found = daemon.subsystems(Some(nqn))?;
+    // A host of that name may be on the list from another client of the daemon.
+    let mut listed = found.iter().flat_map(|subsystem| elements(subsystem, "hosts"));
+    let is_named = !may && listed.any(|listed| listed["nqn"] == *host);
+    if is_any(host) && !is_named {
         return allow(daemon, nqn, may);
     }
     let (method, verb) = match may {

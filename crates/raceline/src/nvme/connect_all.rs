@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::device::{overrides, plain};
 use super::files::{self, Connection, Overrides};
+use super::unopened::{Unopened, unopened};
 use super::{refuse_binary, unused};
 use crate::cli::nvme::{ConnectAllArgs, Given, NvmeFormat};
 use crate::failure::Failure;
@@ -50,6 +51,14 @@ struct Outcome {
     /// The controller of the daemon.
     name: String,
     is_new: bool,
+    /// Its namespaces that are no devices.
+    unopened: Vec<Unopened>,
+}
+
+impl Outcome {
+    fn new(place: Place, name: String, is_new: bool) -> Self {
+        Self { place, name, is_new, unopened: Vec::new() }
+    }
 }
 
 /// Runs the verb.
@@ -80,6 +89,7 @@ pub(crate) fn run(args: &ConnectAllArgs) -> Result<(), Failure> {
     } else {
         run.connect(connections);
     }
+    run.look_for_unopened(args.persistent)?;
     let Run { done, last, .. } = run;
     match last {
         Some(failure) if done.is_empty() => return Err(failure),
@@ -243,7 +253,7 @@ impl Run<'_> {
         if let Some((name, _)) = self.known.iter().find(|(_, known)| *known == place) {
             let name = name.clone();
             if !self.done.iter().any(|done| done.place == place) {
-                self.done.push(Outcome { place, name, is_new: false });
+                self.done.push(Outcome::new(place, name, false));
             }
             return;
         }
@@ -260,10 +270,27 @@ impl Run<'_> {
         match attached {
             Ok(_) => {
                 self.known.push((name.clone(), place.clone()));
-                self.done.push(Outcome { place, name, is_new: true });
+                self.done.push(Outcome::new(place, name, true));
             }
             Err(failure) => self.failed(&shown, failure),
         }
+    }
+
+    /// Finds namespaces of what is connected that have become no devices: each is a failure, though the rest is done.
+    fn look_for_unopened(&mut self, is_persistent: bool) -> Result<(), Failure> {
+        let controllers = self.daemon.list("bdev_nvme_get_controllers", Value::Null)?;
+        for found in controllers.iter().flat_map(unopened) {
+            // A followed service names its controllers after itself.
+            let is_its = |done: &&mut Outcome| match is_persistent {
+                true => found.controller.starts_with(&done.name),
+                false => found.controller == done.name,
+            };
+            let Some(done) = self.done.iter_mut().find(is_its) else { continue };
+            let (what, reason) = (found.what(), printable(&found.reason));
+            done.unopened.push(found);
+            self.failed(&what, Failure::runtime(reason));
+        }
+        Ok(())
     }
 
     /// The first name with a number that no controller has.
@@ -319,11 +346,11 @@ impl Run<'_> {
         let place = place_of(&config);
         if let Some(service) = services.iter().find(|service| is_at(&service["trid"], &place)) {
             let name = service["name"].as_str().unwrap_or_default().to_owned();
-            return Ok(Outcome { place, name, is_new: false });
+            return Ok(Outcome::new(place, name, false));
         }
         if let Some(before) = self.done.iter().find(|before| before.place == place) {
             let name = before.name.clone();
-            return Ok(Outcome { place, name, is_new: false });
+            return Ok(Outcome::new(place, name, false));
         }
         let mut free = (0_u32..).map(|number| format!("Discovery{number}"));
         let name = free.find(|name| !names.contains(name)).unwrap_or_default();
@@ -341,7 +368,7 @@ impl Run<'_> {
         });
         self.daemon.call("bdev_nvme_start_discovery", params)?;
         names.push(name.clone());
-        Ok(Outcome { place, name, is_new: true })
+        Ok(Outcome::new(place, name, true))
     }
 }
 
@@ -513,12 +540,20 @@ fn followable(connection: &Connection) -> Result<(), Failure> {
 fn report(args: &ConnectAllArgs, done: &[Outcome]) -> Result<(), Failure> {
     let text = match args.device.named.format() {
         NvmeFormat::Json => {
-            let list = done.iter().map(|Outcome { place, name, is_new }| {
-                json!({
+            let list = done.iter().map(|Outcome { place, name, is_new, unopened }| {
+                let mut described = json!({
                     "name": name, "trtype": place.transport.to_ascii_lowercase(),
                     "traddr": place.address.to_string(), "trsvcid": place.port.to_string(),
                     "subnqn": place.subnqn, "new": is_new,
-                })
+                });
+                if !unopened.is_empty() {
+                    let unopened = unopened.iter();
+                    let unopened = unopened
+                        .map(|one| json!({ "nsid": one.nsid, "reason": one.reason }))
+                        .collect();
+                    described["unopened"] = Value::Array(unopened);
+                }
+                described
             });
             format!("{:#}\n", Value::from(list.collect::<Vec<_>>()))
         }
@@ -528,7 +563,7 @@ fn report(args: &ConnectAllArgs, done: &[Outcome]) -> Result<(), Failure> {
     shell::print(text.as_bytes())
 }
 
-fn sentence(is_persistent: bool, Outcome { place, name, is_new }: &Outcome) -> String {
+fn sentence(is_persistent: bool, Outcome { place, name, is_new, unopened }: &Outcome) -> String {
     let what = match (is_persistent, is_new) {
         (false, true) => "is connected to",
         (false, false) => "was already connected to",
@@ -536,5 +571,10 @@ fn sentence(is_persistent: bool, Outcome { place, name, is_new }: &Outcome) -> S
         (true, false) => "was already following",
     };
     let address = SocketAddr::new(place.address, place.port);
-    format!("{} {what} {} at {address}\n", printable(name), printable(&place.subnqn))
+    let numbers: Vec<String> = unopened.iter().map(|one| one.nsid.to_string()).collect();
+    let without = match numbers.is_empty() {
+        true => String::new(),
+        false => format!(", but for namespaces that are no devices: {}", numbers.join(", ")),
+    };
+    format!("{} {what} {} at {address}{without}\n", printable(name), printable(&place.subnqn))
 }

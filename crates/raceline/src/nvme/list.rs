@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::device::{overrides, plain};
 use super::files::{self, Connection};
 use super::refuse_binary;
+use super::unopened::{Unopened, unopened};
 use crate::cli::nvme::{ControllerArgs, DeviceArgs, NvmeFormat};
 use crate::cli::values;
 use crate::failure::Failure;
@@ -59,12 +60,17 @@ struct Subsystem {
     firmware: String,
     controllers: Vec<Controller>,
     namespaces: Vec<Namespace>,
+    /// Namespaces that are no devices of the daemon.
+    unopened: Vec<Unopened>,
 }
 
 /// `raceline list`; verbosely, JSON has subsystems and controllers as well.
 pub(crate) fn namespaces(args: &ControllerArgs, is_verbose: bool) -> Result<(), Failure> {
     refuse_binary(&args.device, "list")?;
     let subsystems = gather(&args.device)?;
+    for unopened in subsystems.iter().flat_map(|subsystem| &subsystem.unopened) {
+        shell::note(&format!("{}: {}", unopened.what(), printable(&unopened.reason)));
+    }
     let text = match args.device.named.format() {
         NvmeFormat::Json if is_verbose => format!("{:#}\n", namespaces_document(&subsystems)),
         NvmeFormat::Json => format!("{:#}\n", namespaces_flat(&subsystems)),
@@ -211,6 +217,7 @@ fn inquire(connection: &Connection) -> Result<Subsystem, Failure> {
         firmware: info.firmware.clone(),
         controllers: vec![controller],
         namespaces,
+        unopened: Vec::new(),
     })
 }
 
@@ -316,6 +323,7 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
         firmware: word(&data["firmware_revision"]),
         controllers: controllers.collect(),
         namespaces: namespaces.collect(),
+        unopened: unopened(controller),
     })
 }
 
@@ -475,12 +483,20 @@ fn namespaces_document(subsystems: &[Subsystem]) -> Value {
                 "SectorSize": namespace.block_size,
             })
         });
-        json!({
+        let mut described = json!({
             "Subsystem": format!("nvme-subsys{number}"),
             "SubsystemNQN": subsystem.nqn,
             "Controllers": controllers.collect::<Vec<_>>(),
             "Namespaces": namespaces.collect::<Vec<_>>(),
-        })
+        });
+        // nvme-cli knows no such member.
+        if !subsystem.unopened.is_empty() {
+            let unopened = subsystem.unopened.iter();
+            let unopened =
+                unopened.map(|one| json!({ "NSID": one.nsid, "Reason": one.reason })).collect();
+            described["Unopened"] = Value::Array(unopened);
+        }
+        described
     });
     json!({ "Devices": devices })
 }
@@ -531,6 +547,7 @@ mod tests {
                 block_size: 512,
                 metadata_bytes: 0,
             }],
+            unopened: Vec::new(),
         }
     }
 

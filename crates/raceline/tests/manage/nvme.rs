@@ -316,6 +316,42 @@ fn a_daemon_connects_to_all_that_is_offered_and_skips_what_it_has() {
     wrong(&daemon, &["connect-all", "Nvme0"], "takes no DEVICE");
 }
 
+#[test]
+fn a_namespace_that_becomes_no_device_is_a_failure_with_its_reason() {
+    let (target, options) = target();
+    let devices = target.json(&["bdev", "ls", "m0"]);
+    let uuid = devices[0]["uuid"].as_str().unwrap();
+    for more in [&[][..], &["--persistent"]] {
+        let daemon = Daemon::start();
+        daemon.ok(&["bdev", "add", &format!("ram:8M,uuid={uuid}"), "-n", "mine"]);
+        let all = [&["connect-all", "-a", "127.0.0.1", "-s", &options[5]][..], more].concat();
+        // What was connected before is told in the same way.
+        for _ in 0..2 {
+            let output = daemon.output(&all);
+            let error = String::from_utf8_lossy(&output.stderr);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(1), "{text}{error}");
+            assert!(text.contains("but for namespaces that are no devices: 7\n"), "{text}");
+            for part in ["namespace 7 of ", "`mine` has the UUID", uuid, "give one of the two"] {
+                assert!(error.contains(part) && !error.contains("another name"), "{error}");
+            }
+        }
+        let output = daemon.output(&[&all[..], &["-o", "json"]].concat());
+        let made: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(made[0]["unopened"][0]["nsid"], 7, "{made}");
+        let output = daemon.output(&["list"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && error.contains("`mine` has the UUID"), "{error}");
+        let listed = daemon.json(&["list", "-v"]).to_string();
+        assert!(listed.contains("\"Unopened\":[{\"NSID\":7"), "{listed}");
+        // When the other device is gone, the namespace is a device, and all is well.
+        daemon.ok(&["bdev", "rm", "mine"]);
+        super::wait_for(|| daemon.ok(&["bdev", "ls"]).contains(uuid));
+        assert!(!daemon.ok(&all).contains("no devices"));
+        assert!(!daemon.json(&["list", "-v"]).to_string().contains("Unopened"));
+    }
+}
+
 /// An address of this machine that only one test of one process has: ports that are not chosen freely are free there.
 fn own_address(number: u8) -> String {
     let [.., high, low] = std::process::id().to_be_bytes();

@@ -135,7 +135,9 @@ fn the_first_address_with_a_daemon_is_taken() {
     let error = Connection::open_first(&[at("left"), at("none")], few, 1).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, ClientError::Nowhere(_)), "{text}");
-    for part in ["left (Connection refused", "none (No such file", "-s or RACELINE_RPC_SOCKET"] {
+    for part in
+        ["left (Connection refused", "none (No such file", "--socket or RACELINE_RPC_SOCKET"]
+    {
         assert!(text.contains(part), "{text}");
     }
     let usual = Address::usual().map(|address| address.to_string());

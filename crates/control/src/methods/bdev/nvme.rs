@@ -497,7 +497,15 @@ fn describe(controller: &Controller) -> Value {
             "host": { "nqn": "", "addr": "", "svcid": "" },
         })],
     };
-    json!({ "name": controller.name, "ctrlrs": ctrlrs })
+    let mut described = json!({ "name": controller.name, "ctrlrs": ctrlrs });
+    let unopened = controller.unopened().into_iter();
+    let unopened: Vec<Value> =
+        unopened.map(|(nsid, reason)| json!({ "nsid": nsid, "reason": reason })).collect();
+    // SPDK has no such member, so it is there only when it says something.
+    if !unopened.is_empty() {
+        described["unopened"] = unopened.into();
+    }
+    described
 }
 
 fn describe_path(path: &RemotePath, state: &str) -> Value {
