@@ -11,6 +11,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, Command, CommandFactory as _, FromArgMatches as _};
 use raceline_proto::nvme::Nqn;
 
+use super::examples::with_examples;
 use super::{Cli, values};
 
 /// The letters of nvme-cli, versions 2 and 3, by verb: an option of the verb with that long name does what it does
@@ -72,12 +73,13 @@ const NAMESPACE: &str = "namespace_id";
 
 /// The command line, as help and completions have it too.
 pub(crate) fn definition() -> Command {
-    VERBS.into_iter().fold(with_copies(), |command, (verb, rows)| {
+    let command = VERBS.into_iter().fold(with_copies(), |command, (verb, rows)| {
         command.mut_subcommand(verb, |verb| {
             let remark = remark(&verb, rows);
             with_address(verb.disable_version_flag(true), rows).after_help(remark)
         })
-    })
+    });
+    with_examples(command)
 }
 
 /// The command line with the letters of the verbs that copy blocks.
