@@ -208,6 +208,12 @@ const WRONG_LINES: &[(&str, &str)] = &[
         "invalid value '0' for '--runtime <TIME>': must be more than 0 (see raceline perf --help)",
     ),
     (
+        "connect -t tcp -a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1",
+        "the following required arguments were not provided: --as <WHAT>: add --as nbd (a server), --as ublk (/dev/ublkbN) \
+             or --as vhost-user (a virtual machine); to have a daemon connect, use raceline connect-all (see raceline \
+             connect --help)",
+    ),
+    (
         "demo --seconds 1",
         "invalid value '1' for '--seconds <N>': 1 is not in 2..=3600 (see raceline demo --help)",
     ),
