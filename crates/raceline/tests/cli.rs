@@ -350,6 +350,34 @@ fn another_server_than_a_target_is_named_as_such() {
 }
 
 #[test]
+fn who_cannot_listen_says_where_and_what_to_do() {
+    let scratch = Scratch::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let disk = ["connect", "--as", "nbd", "--bdev", "ram:1M"];
+    let line = fails(&[&disk[..], &["--listen", &address]].concat(), 1);
+    let wanted = format!(
+        "cannot listen on {address}: another process listens there: choose another port with --listen, or 0 for any free one"
+    );
+    assert!(line.contains(&wanted), "{line}");
+    let (folder, socket) = (scratch.path("none"), scratch.path("none/a.sock"));
+    let line = fails(&[&disk[..], &["--socket", &socket]].concat(), 1);
+    let wanted =
+        format!("there is no folder {folder}: make it, or choose another path with --socket");
+    assert!(line.contains(&wanted), "{line}");
+    let socket = scratch.path("a.sock");
+    let _there = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for kind in ["nbd", "vhost-user"] {
+        let line = fails(&["connect", "--as", kind, "--bdev", "ram:1M", "--socket", &socket], 1);
+        let wanted = format!("if that is this disk, `raceline disconnect -d {socket}` ends it");
+        assert!(line.contains(&wanted), "{line}");
+    }
+    let rpc = scratch.path("rpc.sock");
+    let line = fails(&["serve", "-r", &rpc, "--metrics", &address], 1);
+    assert!(line.contains(&format!("--metrics: cannot listen on {address}: ")), "{line}");
+}
+
+#[test]
 fn who_cannot_be_reached_is_code_3() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let begun = Instant::now();
