@@ -94,9 +94,14 @@ fn a_subsystem_without_a_pool_says_what_it_needs() {
     daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
     let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
     let options = ["-a", "127.0.0.1", "--trsvcid", &port, "-n", NQN].map(str::to_owned);
-    for verb in
-        [&["create-ns", "--nsze", "8"][..], &["delete-ns", "-N", "1"], &["attach-ns", "-N", "1"]]
-    {
+    for verb in [
+        &["create-ns", "--nsze", "8"][..],
+        &["delete-ns", "-N", "1"],
+        &["attach-ns", "-N", "1"],
+        // The size of blocks is looked up first, and that fails as well.
+        &["create-ns", "--nsze", "8", "--block-size", "512"],
+        &["format", "-N", "1", "--force"],
+    ] {
         let error = daemon.refused(&with(verb, &options));
         assert!(error.contains("raceline pool add NQN DEVICE"), "{verb:?}: {error}");
     }
