@@ -301,8 +301,11 @@ impl HostService {
         counters.failovers.add(u64::from(!lost.is_empty() && !others.is_empty()));
     }
 
+    /// What the program wants itself is no trouble.
     fn log_loss(&self, path: PathId, error: &HostError) {
-        if self.paths.count() > 1 {
+        if matches!(error, HostError::Reset) {
+            tracing::info!(event = "path", %path, "a path is reset, and is being connected again");
+        } else if self.paths.count() > 1 {
             tracing::warn!(event = "path", %path, %error, "a path is lost, and is being connected again");
         } else {
             tracing::warn!(event = "path", %error, "controller lost");
