@@ -137,7 +137,7 @@ fn blocks_are_zeroed_compared_freed_and_flushed() {
             &["write-zeroes", "--start-block", "0", "--block-count", "0xffffffffffffffff"],
             "too large",
         ),
-        (&["write-zeroes", "-s", "8"], "write the long name"),
+        (&["write-zeroes", "-s", "8"], "write --trsvcid 8 or --start-block 8"),
         (&["compare", "--data-size", "100", "--data", &file], "whole number of blocks"),
         (
             &["compare", "--data-size", "512", "--block-count", "1", "--data", &file],
