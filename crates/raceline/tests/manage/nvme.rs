@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use serde_json::Value;
+
 use super::{Daemon, NQN};
 
 /// A daemon whose subsystem has a pool of 64 MiB, a namespace of 8 MiB and an address; the options of a connection to it.
@@ -242,6 +244,14 @@ fn a_controller_of_a_daemon_is_named_by_its_name() {
     assert!(daemon.ok(&["list-subsys"]).contains(" +- Nvme0 tcp traddr=127.0.0.1,"));
     assert_eq!(daemon.json(&["id-ctrl", "Nvme0"])["subnqn"], NQN);
     assert_eq!(daemon.json(&["id-ns", "Nvme0n7"])["nsze"], 16384);
+    // The identifier of the host is what the target sees.
+    let listed = daemon.json(&["list-subsys"]);
+    let sees = target.ok(&["rpc", "nvmf_subsystem_get_controllers", NQN]);
+    let sees: Value = serde_json::from_str(&sees).unwrap();
+    assert!(
+        sees[0]["hostid"].is_string() && listed[0]["HostID"] == sees[0]["hostid"],
+        "{listed} {sees}"
+    );
     assert_eq!(daemon.ok(&["reset", "Nvme0"]), "Nvme0 was reset\n");
 
     // Lines in nvme-cli's letters do what they do in nvme-cli.
