@@ -67,6 +67,7 @@ impl From<HostError> for Failure {
             | HostError::AuthenticationBroken(..)
             | HostError::BringUp(..)
             | HostError::Scan(_)
+            | HostError::OtherProtocol(..)
             | HostError::Protocol(..)
             | HostError::Terminated(..) => RACELINE_REFUSED,
             HostError::Invalid(_) => RACELINE_INVALID,

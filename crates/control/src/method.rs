@@ -443,7 +443,19 @@ fn audit(call: &Call<'_>, params: Option<&RawValue>, result: &Result<Value, RpcE
         uid,
         pid,
         method = call.method,
-        params = %text.escape_debug(),
-        outcome = %outcome.escape_debug(),
+        params = %one_line(&text),
+        outcome = %one_line(&outcome),
     );
+}
+
+/// The text without what could move a terminal's cursor or begin a line. Quotes stay as they are: whoever writes the text into
+/// JSON escapes them, and they would be escaped twice.
+fn one_line(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut line, letter| {
+        match letter {
+            '"' | '\'' | '\\' => line.push(letter),
+            _ => line.extend(letter.escape_debug()),
+        }
+        line
+    })
 }

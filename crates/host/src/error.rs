@@ -164,15 +164,15 @@ pub enum HostError {
     ClosedByPeer(SocketAddr),
     /// The peer closed the connection instead of answering to ICReq.
     #[error(
-        "{0} closed the connection before its first answer: it may take connections over TLS only (--tls-psk), or have \
-         too many of them"
+        "{0} closed the connection before its first answer: it may take connections over TLS only (--tls-psk, in RPC \
+         psk), or have too many of them"
     )]
     ClosedEarly(SocketAddr),
     /// The peer did not answer in time.
     #[error("no {1} from {0} in time")]
     NoAnswer(SocketAddr, Phase),
     /// The controller refused Connect.
-    #[error("{address} refused Connect: {status}{}", parameter(*.offset, *.in_data))]
+    #[error("{address} refused Connect: {status}{}", parameter(*.address, *.status, *.offset, *.in_data))]
     ConnectRefused {
         /// Who.
         address: SocketAddr,
@@ -197,13 +197,13 @@ pub enum HostError {
     /// The controller asks for authentication.
     #[error(
         "{0} asks for an authentication that this host has no secret for: give it the secret of its host NQN \
-         (--dhchap-secret)"
+         (--dhchap-secret, in RPC dhchap_key)"
     )]
     AuthenticationRequired(SocketAddr),
     /// The controller asks for an authentication that makes a key for TLS.
     #[error(
         "{0} asks for TLS with a key that an authentication makes: have this host do it (--concat, with --dhchap-secret and \
-         --dhchap-ctrl-secret), or give it a key (--tls-psk)"
+         --dhchap-ctrl-secret; in RPC dhchap_key and dhchap_ctrlr_key), or give it a key (--tls-psk, in RPC psk)"
     )]
     SecureChannelRequired(SocketAddr),
     /// The secret of this host was taken away.
@@ -217,6 +217,11 @@ pub enum HostError {
         "cannot authenticate with {0}: it refused the command ({1}). Its subsystem may have no key for this host NQN"
     )]
     AuthenticationBroken(SocketAddr, Status),
+    /// The peer's first bytes are of another protocol than NVMe/TCP and TLS: these, for people.
+    #[error(
+        "what answers at {0} speaks no NVMe/TCP (it sent {1}): check the port (-s, in RPC trsvcid)"
+    )]
+    OtherProtocol(SocketAddr, String),
     /// The peer broke the protocol.
     #[error("{0} broke the protocol: {1}")]
     Protocol(SocketAddr, String),
@@ -333,18 +338,72 @@ impl HostError {
     }
 }
 
-/// The names of the parameters that controllers do not like in Connect (Fabrics 1.1, 3.3).
-fn parameter(offset: u16, in_data: bool) -> &'static str {
-    match (in_data, offset) {
+/// The names of the parameters that controllers do not like in Connect (Fabrics 1.1, 3.3), and what to do. What to give is named
+/// as options of the command line and as parameters of RPC: both show this text.
+fn parameter(address: SocketAddr, status: Status, offset: u16, in_data: bool) -> String {
+    let name = match (in_data, offset) {
         (true, 0) => " (host identifier)",
         (true, 16) => " (controller identifier)",
+        (true, 256) if status.same_code(Status::CONNECT_INVALID_PARAMETERS) => {
+            let (ip, port) = (address.ip(), address.port());
+            return format!(
+                " (subsystem NQN): there is no such subsystem for this host: `raceline discover -a {ip} -s {port}` lists the names"
+            );
+        }
         (true, 256) => " (subsystem NQN)",
         (true, 512) => {
-            " (host NQN): this host may not be admitted, or only over TLS (--tls-psk) or with a secret (--dhchap-secret)"
+            " (host NQN): this host may not be admitted, or only over TLS (--tls-psk, in RPC psk) or with a secret \
+             (--dhchap-secret, in RPC dhchap_key)"
         }
         (false, 42) => " (queue identifier)",
         (false, 44) => " (queue size)",
         (false, 46) => " (connect attributes)",
         _ => "",
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(status: Status, offset: u16) -> String {
+        let address = "[::1]:4421".parse().unwrap();
+        HostError::ConnectRefused { address, status, offset, in_data: true }.to_string()
+    }
+
+    #[test]
+    fn who_is_refused_learns_what_to_do_by_the_command_line_and_by_rpc() {
+        let unknown = refused(Status::CONNECT_INVALID_PARAMETERS.dnr(), 256);
+        let end = "there is no such subsystem for this host: `raceline discover -a ::1 -s 4421` lists the names";
+        assert!(unknown.ends_with(end), "{unknown}");
+        // A controller that says otherwise is not one that has no such subsystem.
+        assert!(refused(Status::CONNECT_INVALID_HOST, 256).ends_with("(subsystem NQN)"));
+        let address = "192.0.2.1:4420".parse().unwrap();
+        for (text, words) in [
+            (
+                refused(Status::CONNECT_INVALID_HOST, 512),
+                ["--tls-psk, in RPC psk", "--dhchap-secret, in RPC dhchap_key"],
+            ),
+            (
+                HostError::AuthenticationRequired(address).to_string(),
+                ["--dhchap-secret, in RPC dhchap_key"; 2],
+            ),
+            (HostError::ClosedEarly(address).to_string(), ["--tls-psk, in RPC psk"; 2]),
+            (
+                HostError::SecureChannelRequired(address).to_string(),
+                ["in RPC dhchap_key", "in RPC psk"],
+            ),
+        ] {
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+    }
+
+    #[test]
+    fn another_protocol_is_named_as_such() {
+        let address = "127.0.0.1:80".parse().unwrap();
+        let text = HostError::OtherProtocol(address, "`HTTP/1.1`".to_owned()).to_string();
+        let wanted = "what answers at 127.0.0.1:80 speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (-s, in RPC trsvcid)";
+        assert_eq!(text, wanted);
     }
 }

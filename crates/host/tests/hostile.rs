@@ -491,6 +491,10 @@ fn every_step_may_be_the_last() {
                     matches!(error, HostError::NoAnswer(..) | HostError::CommandTimeout(..))
                 }
                 ("C2HTermReq", Some(error)) => matches!(error, HostError::Terminated(..)),
+                // Bytes that are no PDU, before the other end has sent one.
+                ("garbage", Some(error)) if step == Step::IcResp => {
+                    matches!(error, HostError::OtherProtocol(..))
+                }
                 (_, Some(error)) => matches!(error, HostError::Protocol(..)),
                 (_, None) => false,
             };

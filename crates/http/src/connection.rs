@@ -136,6 +136,20 @@ fn route<'a>(shared: &'a Shared, parts: Parts, method: &Method, path: &str) -> O
     page.map(Route::Page)
 }
 
+/// The paths of [`route`], for people; pages have links themselves.
+fn paths(parts: Parts) -> String {
+    let all = [
+        (parts.page, "/"),
+        (parts.rpc, "/rpc (POST)"),
+        (parts.metrics, "/metrics"),
+        (true, "/healthz"),
+        (true, "/readyz"),
+    ];
+    let served: Vec<&str> =
+        all.into_iter().filter(|(is_served, _)| *is_served).map(|(_, path)| path).collect();
+    served.join(", ")
+}
+
 /// A request that is being answered. It is dropped with its answer, or earlier when the client goes away.
 struct Answering<'a> {
     shared: &'a Shared,
@@ -182,7 +196,10 @@ async fn respond(
         })?,
     };
     let Some(route) = route else {
-        return Err(text(StatusCode::NOT_FOUND, "There is nothing at this path here."));
+        let paths = paths(parts);
+        let answer =
+            format!("There is nothing at this path here. These paths are served: {paths}.");
+        return Err(text(StatusCode::NOT_FOUND, &answer));
     };
     if !route.takes(&head.method) {
         let refused = text(StatusCode::METHOD_NOT_ALLOWED, "This path has no such method.");

@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
+use raceline_reactor::listening::{address_trouble, path_trouble};
 use raceline_reactor::private_socket::SocketError;
 use raceline_reactor::{
     Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig, Socket, StreamProvider,
@@ -142,7 +143,7 @@ pub enum ServerError {
     #[error("{0}")]
     Invalid(String),
     /// An address cannot be listened on.
-    #[error("cannot listen on {endpoint}: {source}")]
+    #[error("cannot listen on {endpoint}: {}", trouble(.endpoint, .source))]
     Listen {
         /// The address.
         endpoint: Endpoint,
@@ -158,6 +159,13 @@ pub enum ServerError {
     /// A connection within this process cannot be made.
     #[error("cannot make a connection: {0}")]
     Connect(io::Error),
+}
+
+fn trouble(endpoint: &Endpoint, error: &io::Error) -> String {
+    match endpoint {
+        Endpoint::Tcp(address) => address_trouble(*address, error, None),
+        Endpoint::Unix(path) => path_trouble(path, error, None),
+    }
 }
 
 /// A running server. Dropped without [`Server::stop`], its threads run on.

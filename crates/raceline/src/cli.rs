@@ -7,6 +7,7 @@ pub(crate) mod connect;
 pub(crate) mod connections;
 pub(crate) mod device;
 pub(crate) mod doctor;
+mod examples;
 pub(crate) mod export;
 pub(crate) mod host;
 pub(crate) mod http;

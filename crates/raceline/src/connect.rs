@@ -16,6 +16,8 @@ use raceline_bdev::{Bdev as _, ByteSize, Identity, SharedBdev};
 use raceline_host::{RemoteNamespace, Transport};
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
+use raceline_reactor::listening::{address_trouble, path_trouble};
+use raceline_reactor::private_socket::SocketError;
 use sd_notify::NotifyState;
 use serde::Serialize;
 
@@ -358,8 +360,32 @@ fn uri(endpoint: &Endpoint, tls: bool) -> String {
 fn failure(error: &ServerError) -> Failure {
     match error {
         ServerError::Invalid(text) => Failure::usage(text),
+        ServerError::Listen { endpoint: Endpoint::Tcp(address), source } => {
+            let trouble = address_trouble(*address, source, Some("--listen"));
+            Failure::runtime(format!("cannot listen on {address}: {trouble}"))
+        }
+        ServerError::Socket(error) => no_socket(error),
         error => Failure::runtime(error),
     }
+}
+
+/// The failure for a socket that cannot be made, with the options of `connect`. Who listens there may be this disk already.
+fn no_socket(error: &SocketError) -> Failure {
+    let (path, trouble) = match error {
+        SocketError::InUse(path) => {
+            let path = path.display();
+            let trouble = format!(
+                "another process listens there: if that is this disk, `raceline disconnect -d {path}` ends it; else choose \
+                 another path with --socket"
+            );
+            (path, trouble)
+        }
+        SocketError::Refused { path, source } => {
+            (path.display(), path_trouble(path, source, Some("--socket")))
+        }
+        error => return Failure::runtime(error),
+    };
+    Failure::runtime(format!("cannot listen on {path}: {trouble}"))
 }
 
 #[cfg(test)]

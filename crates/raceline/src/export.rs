@@ -13,6 +13,7 @@ use raceline_bench::report::binary_bytes;
 use raceline_initiator::{LunBdev, SessionConfig};
 use raceline_mdns::Publisher;
 use raceline_proto::nvme::{NamespaceId, Nqn};
+use raceline_reactor::listening::address_trouble;
 use raceline_reactor::stats::DepartureCounts;
 use raceline_reactor::{StreamProvider, room};
 use raceline_target::{
@@ -484,17 +485,8 @@ pub(crate) fn listen_failure(error: &TargetError, option: &str) -> Failure {
     let TargetError::Listen { address, error: cause } = error else {
         return Failure::runtime(error);
     };
-    let advice = match cause.kind() {
-        std::io::ErrorKind::AddrInUse => format!(
-            "another process listens there: choose another port with {option}, or 0 for any free one"
-        ),
-        std::io::ErrorKind::AddrNotAvailable => "it is not an address of this machine".to_owned(),
-        std::io::ErrorKind::PermissionDenied => {
-            "ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
-        }
-        _ => return Failure::runtime(error),
-    };
-    Failure::runtime(format!("cannot listen on {address}: {advice}"))
+    let trouble = address_trouble(*address, cause, Some(option));
+    Failure::runtime(format!("cannot listen on {address}: {trouble}"))
 }
 
 /// The export as text for users: what is exported to which hosts, and how to use it.

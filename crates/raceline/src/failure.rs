@@ -3,6 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use raceline_control::hand_over::TakeOverError;
 
 use crate::cli::letters;
@@ -103,7 +104,21 @@ pub(crate) fn usage_line(error: &clap::Error, words: &[String]) -> String {
     let command = letters::definition();
     let verb = words.iter().skip(1).find(|word| command.find_subcommand(word).is_some());
     let verb = verb.map_or(String::new(), |verb| format!(" {verb}"));
-    format!("{message} (see raceline{verb} --help)")
+    let advice = if lacks_kind_of_disk(error) { AS_ADVICE } else { "" };
+    format!("{message}{advice} (see raceline{verb} --help)")
+}
+
+/// What a line of nvme-cli lacks, which makes a block device of the kernel in its own way.
+const AS_ADVICE: &str = ": add --as nbd (a server), --as ublk (/dev/ublkbN) or --as vhost-user (a virtual machine); to have a \
+    daemon connect, use raceline connect-all";
+
+/// Whether it is missing what `connect` is to make.
+fn lacks_kind_of_disk(error: &clap::Error) -> bool {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else {
+        return false;
+    };
+    error.kind() == ErrorKind::MissingRequiredArgument
+        && missing.iter().any(|argument| argument.starts_with("--as "))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use raceline_control::daemon::Beside;
 use raceline_control::manager::Manager;
 use raceline_http::{HttpConfig, HttpServer, Listener, Parts, Token};
+use raceline_reactor::listening::address_trouble;
 
 use crate::cli::http::HttpArgs;
 use crate::failure::Failure;
@@ -53,7 +54,9 @@ impl Prepared {
             }
             let listener = Listener::bind(address, parts);
             listeners.push(listener.map_err(|error| {
-                Failure::runtime(format!("cannot listen on {address} for HTTP: {error}"))
+                let option = options_of(args, address);
+                let trouble = address_trouble(address, &error, Some(&option));
+                Failure::runtime(format!("{option}: cannot listen on {address}: {trouble}"))
             })?);
         }
         let mut names = args.http_name.clone();
@@ -82,6 +85,14 @@ impl Prepared {
             Ok(Box::new(server) as Box<dyn Send>)
         })
     }
+}
+
+/// The options that name the address.
+fn options_of(args: &HttpArgs, address: SocketAddr) -> String {
+    let all = [("--http", args.http), ("--metrics", args.metrics), ("--ui", args.ui)];
+    let named: Vec<&str> =
+        all.into_iter().filter(|(_, own)| *own == Some(address)).map(|(name, _)| name).collect();
+    named.join(" and ")
 }
 
 /// What is served at each address.
@@ -114,6 +125,20 @@ mod tests {
         let args = HttpArgs { http: Some(one), metrics: Some(one), ..HttpArgs::default() };
         let parts: Vec<_> = parts(&args).into_iter().collect();
         assert_eq!(parts, [(one, Parts { rpc: true, metrics: true, page: false })]);
+    }
+
+    #[test]
+    fn an_address_in_use_names_the_options_that_have_it() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = taken.local_addr().unwrap();
+        let args = HttpArgs { metrics: Some(one), ..HttpArgs::default() };
+        let wanted = format!(
+            "--metrics: cannot listen on {one}: another process listens there: choose another port with --metrics, or 0 for \
+             any free one"
+        );
+        assert_eq!(refused(&args), wanted);
+        let args = HttpArgs { metrics: Some(one), ui: Some(one), ..HttpArgs::default() };
+        assert!(refused(&args).starts_with("--metrics and --ui: "), "{}", refused(&args));
     }
 
     #[test]

@@ -317,6 +317,67 @@ fn who_is_not_admitted_is_refused() {
 }
 
 #[test]
+fn who_names_no_subsystem_learns_where_the_names_are() {
+    let export = Export::start(&["ram:1M"]);
+    let mut words = export.host(&["identify"]);
+    let name = words.iter().position(|word| *word == "-n").unwrap() + 1;
+    words[name] = "nqn.2014-08.org.example:missing";
+    let line = fails(&words, 3);
+    let port = words[words.iter().position(|word| *word == "-s").unwrap() + 1];
+    let advice = format!("`raceline discover -a 127.0.0.1 -s {port}` lists the names");
+    assert!(line.contains("Connect Invalid Parameters") && line.contains(&advice), "{line}");
+    export.terminate();
+}
+
+#[test]
+fn another_server_than_a_target_is_named_as_such() {
+    use std::io::{Read as _, Write as _};
+    let web = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = web.local_addr().unwrap();
+    let served = std::thread::spawn(move || {
+        let (mut client, _) = web.accept().unwrap();
+        let mut request = [0; 128];
+        client.read_exact(&mut request).unwrap();
+        client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    });
+    let port = address.port().to_string();
+    let line = fails(&["discover", "-a", "127.0.0.1", "-s", &port, "-l", "0"], 3);
+    let wanted = format!(
+        "what answers at {address} speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (-s"
+    );
+    assert!(line.contains(&wanted), "{line}");
+    served.join().unwrap();
+}
+
+#[test]
+fn who_cannot_listen_says_where_and_what_to_do() {
+    let scratch = Scratch::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let disk = ["connect", "--as", "nbd", "--bdev", "ram:1M"];
+    let line = fails(&[&disk[..], &["--listen", &address]].concat(), 1);
+    let wanted = format!(
+        "cannot listen on {address}: another process listens there: choose another port with --listen, or 0 for any free one"
+    );
+    assert!(line.contains(&wanted), "{line}");
+    let (folder, socket) = (scratch.path("none"), scratch.path("none/a.sock"));
+    let line = fails(&[&disk[..], &["--socket", &socket]].concat(), 1);
+    let wanted =
+        format!("there is no folder {folder}: make it, or choose another path with --socket");
+    assert!(line.contains(&wanted), "{line}");
+    let socket = scratch.path("a.sock");
+    let _there = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for kind in ["nbd", "vhost-user"] {
+        let line = fails(&["connect", "--as", kind, "--bdev", "ram:1M", "--socket", &socket], 1);
+        let wanted = format!("if that is this disk, `raceline disconnect -d {socket}` ends it");
+        assert!(line.contains(&wanted), "{line}");
+    }
+    let rpc = scratch.path("rpc.sock");
+    let line = fails(&["serve", "-r", &rpc, "--metrics", &address], 1);
+    assert!(line.contains(&format!("--metrics: cannot listen on {address}: ")), "{line}");
+}
+
+#[test]
 fn who_cannot_be_reached_is_code_3() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let begun = Instant::now();

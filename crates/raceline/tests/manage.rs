@@ -102,6 +102,14 @@ impl Drop for Daemon {
 }
 
 #[test]
+fn an_address_that_the_machine_lacks_is_named_as_such() {
+    let daemon = Daemon::start();
+    daemon.export();
+    let error = daemon.refused(&["port", "add", NQN, "192.0.2.1:0"]);
+    assert!(error.contains("it is not an address of this machine: choose one of `ip "), "{error}");
+}
+
+#[test]
 fn limits_are_set_shown_and_taken_away() {
     let daemon = Daemon::start();
     daemon.export();

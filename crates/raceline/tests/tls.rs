@@ -79,7 +79,7 @@ fn nobody_without_the_key() {
     let output = run(&export.host(&[&["identify", "-l", "0"], &stranger[..]].concat()));
     assert!(output.code == Some(3) && output.stderr.contains("(115)"), "{}", output.stderr);
     let (code, text) = identify(&export, &[]);
-    assert!(code == Some(3) && text.contains("over TLS only (--tls-psk)"), "{text}");
+    assert!(code == Some(3) && text.contains("over TLS only (--tls-psk, in RPC psk)"), "{text}");
     let people = export.terminate();
     for words in ["no key is known for what the host offered", "without TLS"] {
         assert!(people.contains(words), "{people}");

@@ -13,6 +13,7 @@
 //! | `memory` | I/O buffers, pools, regions |
 //! | `accel` | the core's channel to the acceleration framework |
 //! | [`inheritance`] | descriptors that a process hands to its successor |
+//! | [`listening`] | why a program cannot listen somewhere, in words |
 //! | [`private_socket`] | sockets in the file system that only some users may connect to |
 //! | `thread` | the loop of a core, mailboxes, wakers, counters |
 
@@ -22,6 +23,7 @@ mod epoll;
 pub mod flow;
 pub mod inheritance;
 pub mod io;
+pub mod listening;
 mod memory;
 pub mod no_wait;
 pub mod private_socket;

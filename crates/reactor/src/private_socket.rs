@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::listening::path_trouble;
+
 /// The owner may connect, and nobody else.
 pub const OWNER: u32 = 0o600;
 /// The owner and its group may connect.
@@ -70,7 +72,7 @@ impl fmt::Display for SocketError {
                 "the path has {} bytes, and that of a socket has at most {MAX_PATH_BYTES}; choose a shorter one",
                 path.as_os_str().len()
             ),
-            Self::Refused { source, .. } => source.fmt(f),
+            Self::Refused { path, source } => f.write_str(&path_trouble(path, source, None)),
         }
     }
 }
@@ -269,7 +271,8 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"a text");
         let missing = listen(&dir.path().join("no/sock"), OWNER, 8).unwrap_err();
         assert_eq!(missing.errno(), libc::ENOENT);
-        assert!(text(&missing).contains("no/sock: No such file or directory"), "{missing}");
+        let wanted = format!("no/sock: there is no folder {}/no: make it", dir.path().display());
+        assert!(text(&missing).contains(&wanted), "{missing}");
     }
 
     #[test]

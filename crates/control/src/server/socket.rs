@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use raceline_reactor::inheritance::{self, Offer};
+use raceline_reactor::listening::path_trouble;
 use raceline_reactor::private_socket::{self, SocketError};
 use rustix::fs::{FlockOperation, flock};
 
@@ -31,7 +32,7 @@ pub enum ListenError {
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// Anything else.
-    #[error("cannot listen on {path}: {error}")]
+    #[error("cannot listen on {path}: {}", path_trouble(.path, .error, Some("-r")))]
     Io {
         /// Where.
         path: PathBuf,
@@ -141,5 +142,25 @@ fn check_directory(path: &Path) -> Result<(), ListenError> {
             );
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_make_the_socket_learns_which_folder_is_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("raceline/rpc.sock");
+        let error =
+            ListenError::Io { path: path.clone(), error: io::ErrorKind::PermissionDenied.into() };
+        let wanted = format!(
+            "cannot listen on {}: this process may not make files in {}: run it as a user who may, or choose another path \
+             with -r",
+            path.display(),
+            dir.path().display()
+        );
+        assert_eq!(error.to_string(), wanted);
     }
 }

@@ -301,8 +301,11 @@ impl HostService {
         counters.failovers.add(u64::from(!lost.is_empty() && !others.is_empty()));
     }
 
+    /// What the program wants itself is no trouble.
     fn log_loss(&self, now: Instant, path: PathId, error: &HostError) {
-        if error.is_permanent() {
+        if matches!(error, HostError::Reset) {
+            tracing::info!(event = "path", %path, "a path is reset, and is being connected again");
+        } else if error.is_permanent() {
             let state = self.state.get();
             let retry_at = self.paths.controller(path).and_then(Controller::retry_at);
             // Of one that was up, the controller has warned; who adds a path learns it from the result.

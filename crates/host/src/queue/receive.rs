@@ -129,7 +129,11 @@ impl QueuePair {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    let lost = HostError::Protocol(self.config.address, error.to_string());
+                    let address = self.config.address;
+                    let lost = match error.other_protocol() {
+                        Some(sent) => HostError::OtherProtocol(address, sent),
+                        None => HostError::Protocol(address, error.to_string()),
+                    };
                     self.lose(cx, Ending::Lost(lost), Some(error));
                     break;
                 }

@@ -24,8 +24,21 @@ fn readiness_begins_with_the_framework() {
     assert_eq!((ready.status, ready.body.as_str()), (200, "ok\n"));
     assert_eq!(ready.header("cache-control"), Some("no-store"));
     // Parts that are off are not there.
-    assert_eq!(served.get("/metrics").status, 404);
+    let nothing = served.get("/metrics");
+    assert_eq!(nothing.status, 404);
+    assert!(nothing.body.ends_with(": /rpc (POST), /healthz, /readyz.\n"), "{}", nothing.body);
     assert_eq!(served.get("/").status, 405);
+}
+
+/// Whoever opens the address of the metrics in a browser learns where they are.
+#[test]
+fn an_address_of_metrics_names_its_paths() {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let served = Served::start_with(address, Parts { metrics: true, ..Parts::default() }, |_| ());
+    let nothing = served.get("/");
+    assert_eq!(nothing.status, 404);
+    let wanted = "There is nothing at this path here. These paths are served: /metrics, /healthz, /readyz.\n";
+    assert_eq!(nothing.body, wanted);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::pdu::{DIGEST_LEN, MAX_TERM_DATA, offset};
+use super::pdu::{DIGEST_LEN, MAX_TERM_DATA, PduType, offset};
 
 /// FES: fatal error status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -209,6 +209,28 @@ impl FatalError {
         &self.header
     }
 
+    /// What a peer has sent whose first bytes are neither a PDU nor TLS, for people: as text if there is any, of which only
+    /// printable ASCII is shown, or else in hexadecimal; at most 16 bytes.
+    #[must_use]
+    pub fn other_protocol(&self) -> Option<String> {
+        const SHOWN: usize = 16;
+        let first = *self.header.first()?;
+        if self.violation != Violation::NotInitialized
+            || self.is_tls()
+            || PduType::from_wire(first).is_some()
+        {
+            return None;
+        }
+        let shown = &self.header[..self.header.len().min(SHOWN)];
+        let is_text = |byte: &&u8| byte.is_ascii_graphic() || **byte == b' ';
+        let text: String = shown.iter().take_while(is_text).copied().map(char::from).collect();
+        if text.len() < 3 {
+            let digits: Vec<String> = shown.iter().map(|byte| format!("{byte:02x}")).collect();
+            return Some(format!("the bytes {}", digits.join(" ")));
+        }
+        Some(format!("`{text}`"))
+    }
+
     /// Whether the peer's first bytes are a record of TLS: an alert or a message of a handshake (RFC 8446, 5.1).
     fn is_tls(&self) -> bool {
         self.violation == Violation::NotInitialized && matches!(self.header[..], [21 | 22, 3, ..])
@@ -230,3 +252,25 @@ impl fmt::Display for FatalError {
 }
 
 impl std::error::Error for FatalError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_no_pdu_and_no_tls_is_another_protocol() {
+        let first =
+            |bytes: &[u8]| FatalError::in_header(Violation::NotInitialized, bytes).other_protocol();
+        assert_eq!(first(b"HTTP/1.1").unwrap(), "`HTTP/1.1`");
+        assert_eq!(first(b"SSH-2.0-\r\n").unwrap(), "`SSH-2.0-`");
+        assert_eq!(first(&[b'x'; 40]).unwrap().len(), 18);
+        assert_eq!(first(b"J\0\0\0\n8.0").unwrap(), "the bytes 4a 00 00 00 0a 38 2e 30");
+        // A terminal is never given what would move its cursor.
+        assert_eq!(first(b"\x1b[2J`rm`").unwrap(), "the bytes 1b 5b 32 4a 60 72 6d 60");
+        for pdu_or_tls in [&[5, 0, 24, 0, 24, 0, 0, 0][..], &[22, 3, 3, 0, 1, 1, 1, 1], &[]] {
+            assert_eq!(first(pdu_or_tls), None, "{pdu_or_tls:?}");
+        }
+        let later = FatalError::in_header(Violation::HlenInvalid, b"HTTP/1.1");
+        assert_eq!(later.other_protocol(), None);
+    }
+}

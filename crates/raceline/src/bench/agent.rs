@@ -11,6 +11,7 @@ use raceline_papers::agent::fleet::{Fleet, FleetError, Together};
 use raceline_papers::agent::link::Agent;
 use raceline_papers::agent::load::Load;
 use raceline_papers::agent::serve::serve;
+use raceline_reactor::listening::address_trouble;
 use serde_json::{Value, json};
 
 use crate::cli::bench::agent::{AgentArgs, FleetArgs};
@@ -41,7 +42,10 @@ pub(crate) fn agent(args: &AgentArgs) -> Result<(), Failure> {
              start the agent with --stdio through ssh"
         )));
     }
-    let cannot = |error| Failure::runtime(format!("cannot listen at {address}: {error}"));
+    let cannot = |error| {
+        let trouble = address_trouble(address, &error, Some("--listen"));
+        Failure::runtime(format!("cannot listen on {address}: {trouble}"))
+    };
     let listener = TcpListener::bind(address).map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
     let ready = json!({ "ready": true, "listening": address.to_string() });

@@ -11,7 +11,7 @@ use raceline_proto::nvme::NamespaceId;
 use super::device::Device;
 use super::host::{ConnectArgs, namespace};
 use super::manage::SOCKET_VARIABLE;
-use super::nvme::Given;
+use super::nvme::{Given, without_iscsi};
 use super::queues::QueueNumbers;
 use super::values::{self, CoreList, IoChoice, ModeChoice};
 
@@ -218,7 +218,7 @@ impl FromArgMatches for RemoteArgs {
 
 impl clap::Args for RemoteArgs {
     fn augment_args(command: Command) -> Command {
-        let command = ConnectArgs::augment_args(command)
+        let command = without_iscsi(ConnectArgs::augment_args(command))
             .mut_arg("address", |arg| {
                 arg.required(false).default_value("").hide_default_value(true)
             })

@@ -16,6 +16,9 @@ use super::nvme::Given;
 use super::paths::PathArgs;
 use super::values::{self, OutputFormat};
 
+/// Place in the help of options that many verbs share and that stand in no list of their own: behind those of the verb.
+pub(crate) const AFTER_OWN: usize = 900;
+
 /// The address of the target, and the identity of this host.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct AddressArgs {
@@ -139,7 +142,7 @@ pub(crate) struct AddressArgs {
 
     /// For people or for programs
     #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
-    #[arg(default_value_t)]
+    #[arg(default_value_t, display_order = AFTER_OWN)]
     pub(crate) output: OutputFormat,
 }
 
@@ -169,6 +172,10 @@ pub(crate) struct ConnectArgs {
 /// What verbs say of `-s` that ask discovery controllers.
 pub(crate) const DISCOVERY_PORT: &str = "Port of the target [default: 8009, or 4420 where nobody listens there; 4420 \
     with rdma, 3260 with --iscsi]";
+
+/// The same of a verb without iSCSI.
+pub(crate) const OF_NVME_PORT: &str =
+    "Port of the target [default: 8009, or 4420 where nobody listens there; 4420 with rdma]";
 
 /// Arguments of `discover`.
 #[derive(Clone, Debug, clap::Args)]

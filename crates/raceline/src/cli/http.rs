@@ -5,31 +5,36 @@ use std::path::PathBuf;
 
 /// Arguments of `serve` about HTTP.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "HTTP")]
 pub(crate) struct HttpArgs {
     /// Take calls (JSON-RPC by POST) here by HTTP: PORT of this machine alone, or ADDRESS:PORT [default: off]
     #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(help_heading = "HTTP")]
     pub(crate) http: Option<SocketAddr>,
 
     /// Show metrics to Prometheus here, at /metrics; may be the address of --http [default: off]
     #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(help_heading = "HTTP")]
     pub(crate) metrics: Option<SocketAddr>,
 
     /// Show a page for browsers here, which also takes calls; may be the address of the others [default: off]
     #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(help_heading = "HTTP")]
     pub(crate) ui: Option<SocketAddr>,
 
     /// The file with the token that lets an HTTP client change things, as a bearer token or as the password of any user
     /// [default: http.token in --state-dir, which is made]
     #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "HTTP")]
     pub(crate) http_token: Option<PathBuf>,
 
     /// The file with a token that lets an HTTP client look, for instance Prometheus on another machine
     #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "HTTP")]
     pub(crate) http_read_token: Option<PathBuf>,
 
     /// A name by which HTTP clients call this machine, repeatable [default: its addresses, localhost, and its host name]
     #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = "HTTP")]
     pub(crate) http_name: Vec<String>,
 }
 

@@ -7,10 +7,11 @@
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory as _, FromArgMatches as _};
 use raceline_proto::nvme::Nqn;
 
+use super::examples::with_examples;
 use super::{Cli, values};
 
 /// The letters of nvme-cli, versions 2 and 3, by verb: an option of the verb with that long name does what it does
@@ -67,17 +68,20 @@ const PLACE: [char; 3] = ['a', 'n', 't'];
 const FORMAT: &str = "format";
 /// What an option without its value has for one; [`refusal`] finds it.
 const NO_VALUE: &str = "(none)";
+/// The name of the value of an option of [`refused`].
+const REFUSED_VALUE: &str = "VALUE";
 /// The field of `--namespace-id`.
 const NAMESPACE: &str = "namespace_id";
 
 /// The command line, as help and completions have it too.
 pub(crate) fn definition() -> Command {
-    VERBS.into_iter().fold(with_copies(), |command, (verb, rows)| {
+    let command = VERBS.into_iter().fold(with_copies(), |command, (verb, rows)| {
         command.mut_subcommand(verb, |verb| {
             let remark = remark(&verb, rows);
             with_address(verb.disable_version_flag(true), rows).after_help(remark)
         })
-    })
+    });
+    with_examples(command)
 }
 
 /// The command line with the letters of the verbs that copy blocks.
@@ -119,12 +123,28 @@ where
 }
 
 fn read(mut definition: Command, words: &[OsString]) -> Result<Cli, clap::Error> {
-    let matches = definition.try_get_matches_from_mut(words)?;
+    let matches = definition.try_get_matches_from_mut(words);
+    let matches = matches.map_err(|error| match of_refused(&error) {
+        Some(text) => clap::Error::raw(ErrorKind::ValueValidation, text).format(&mut definition),
+        None => error,
+    })?;
     if let Some(text) = refusal(&definition, &matches) {
         let error = clap::Error::raw(ErrorKind::ValueValidation, text);
         return Err(error.format(&mut definition));
     }
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
+}
+
+/// What to say of an option of [`refused`] with a value: the value itself is not what is wrong.
+fn of_refused(error: &clap::Error) -> Option<String> {
+    let (Some(ContextValue::String(option)), Some(ContextValue::String(value))) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue))
+    else {
+        return None;
+    };
+    let letter = option.strip_suffix(&format!(" [<{REFUSED_VALUE}>]"))?;
+    let why = std::error::Error::source(error)?;
+    Some(format!("{letter} {value}: {why}"))
 }
 
 /// Why a line is refused that has an option of [`refused`] without a value.
@@ -173,7 +193,7 @@ fn with_device(verb: Command, letters: &'static str) -> Command {
         // `connect` has -N for it.
         Some(id) if id == NAMESPACE => verb.mut_arg(id, |arg| arg.short(letter).short_alias('N')),
         Some(id) => verb.mut_arg(id, |arg| arg.short(letter)),
-        None => verb.arg(refused(row, letter, unknown(long)).long(long)),
+        None => verb.arg(refused(row, letter, Why::Unknown(long)).long(long)),
     })
 }
 
@@ -191,16 +211,38 @@ fn with_address(verb: Command, letters: &'static str) -> Command {
         match (taken, field(&verb, long)) {
             (Some((id, _)), Some(own)) if id == own => verb,
             (Some((id, other)), _) if !PLACE.contains(&letter) => {
-                let text = format!(
-                    "for a connection it is --{other}, for nvme-cli --{long}: write the long name"
-                );
-                verb.mut_arg(id, |arg| arg.short(None)).arg(refused(row, letter, text))
+                let why = Why::TwoMeanings { other, long };
+                verb.mut_arg(id, |arg| arg.short(None)).arg(refused(row, letter, why))
             }
             (None, Some(own)) => verb.mut_arg(own, |arg| arg.short(letter)),
-            (None, None) => verb.arg(refused(row, letter, unknown(long)).long(long)),
+            (None, None) => verb.arg(refused(row, letter, Why::Unknown(long)).long(long)),
             (Some(_), _) => verb,
         }
     })
+}
+
+/// Why an option is refused.
+#[derive(Clone)]
+enum Why {
+    /// The letter is that of two options: of a connection, and of the verb in nvme-cli.
+    TwoMeanings { other: String, long: &'static str },
+    /// Raceline lacks it.
+    Unknown(&'static str),
+}
+
+impl Why {
+    /// What is wrong, and what to write instead.
+    fn text(&self, value: Option<&str>) -> String {
+        match self {
+            Self::TwoMeanings { other, long } => {
+                let value = value.map(|value| format!(" {value}")).unwrap_or_default();
+                format!(
+                    "for a connection it is --{other}, for nvme-cli --{long}: write --{other}{value} or --{long}{value}"
+                )
+            }
+            Self::Unknown(long) => unknown(long),
+        }
+    }
 }
 
 fn unknown(long: &str) -> String {
@@ -214,18 +256,18 @@ fn unknown(long: &str) -> String {
 }
 
 /// An option that is there to be refused, with or without a value.
-fn refused(id: &'static str, letter: char, text: String) -> Arg {
-    let help = text.clone();
+fn refused(id: &'static str, letter: char, why: Why) -> Arg {
+    let help = why.text(None);
     let refuse = move |value: &str| match value == NO_VALUE {
         true => Ok(value.to_owned()),
-        false => Err(text.clone()),
+        false => Err(why.text(Some(value))),
     };
     Arg::new(id)
         .short(letter)
         .hide(true)
         .help(help)
         .num_args(0..=1)
-        .value_name("VALUE")
+        .value_name(REFUSED_VALUE)
         .default_missing_value(NO_VALUE)
         .value_parser(refuse)
 }
@@ -461,6 +503,20 @@ mod tests {
             let error = parse(&format!("{line} {ADDRESS}")).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{line}: {error}");
         }
+        // What to write instead is ready to be copied, on every verb where nvme-cli's -s is not the port.
+        let verbs =
+            VERBS.iter().filter(|(_, letters)| rows(letters).any(|(letter, ..)| letter == 's'));
+        let mut count = 0;
+        for (verb, letters) in verbs {
+            let (_, long, _) = rows(letters).find(|(letter, ..)| *letter == 's').unwrap();
+            let error = parse(&format!("{verb} -s 14420 {ADDRESS}")).unwrap_err();
+            let text = format!(
+                "-s 14420: for a connection it is --trsvcid, for nvme-cli --{long}: write --trsvcid 14420 or --{long} 14420 "
+            );
+            assert!(error.starts_with(&text), "{error}");
+            count += 1;
+        }
+        assert_eq!(count, 7);
         for line in [
             "id-ctrl -s 4421 -k 10 -l 60",
             "id-ns -s 4421 -N 1",

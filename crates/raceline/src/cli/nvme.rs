@@ -8,7 +8,7 @@ use clap::Args as _;
 use clap::parser::ValueSource;
 use raceline_proto::nvme::NamespaceId;
 
-use super::host::{ConnectArgs, DISCOVERY_PORT, namespace};
+use super::host::{AFTER_OWN, ConnectArgs, OF_NVME_PORT, namespace};
 use super::manage::SOCKET_VARIABLE;
 
 /// Arguments of `connect` that stand for a default where they are not given.
@@ -97,11 +97,11 @@ pub(crate) struct NamedArgs {
 
     /// For people, for programs, or the bytes as they are
     #[arg(short = 'o', long = "output-format", value_enum, value_name = "FORMAT")]
-    #[arg(default_value_t)]
+    #[arg(default_value_t, display_order = AFTER_OWN)]
     pub(crate) format: NvmeFormat,
 
     /// The bytes as they are: -o binary
-    #[arg(short = 'b', long)]
+    #[arg(short = 'b', long, display_order = AFTER_OWN + 1)]
     pub(crate) raw_binary: bool,
 }
 
@@ -164,6 +164,13 @@ pub(crate) const OF_ISCSI: [&str; 7] = [
     "chap_target_secret",
 ];
 
+/// Leaves iSCSI out of the help of a verb that refuses it.
+pub(super) fn without_iscsi(command: clap::Command) -> clap::Command {
+    let command =
+        OF_ISCSI.into_iter().fold(command, |command, id| command.mut_arg(id, |arg| arg.hide(true)));
+    command.mut_arg("nqn", |arg| arg.help("NQN of the subsystem"))
+}
+
 impl clap::Args for DeviceArgs {
     fn augment_args(command: clap::Command) -> clap::Command {
         let mut command = ConnectArgs::augment_args(command);
@@ -175,10 +182,7 @@ impl clap::Args for DeviceArgs {
         // The option -o of these verbs has a form more.
         command =
             command.mut_arg("output", |arg| arg.short(None).long("output-of-connect").hide(true));
-        for id in OF_ISCSI {
-            command = command.mut_arg(id, |arg| arg.hide(true));
-        }
-        NamedArgs::augment_args(command)
+        NamedArgs::augment_args(without_iscsi(command))
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -260,7 +264,8 @@ pub(crate) struct IdNsArgs {
 
 /// Arguments of `connect-all`.
 #[derive(Clone, Debug, clap::Args)]
-#[command(mut_arg("port", |port| port.help(DISCOVERY_PORT).hide_default_value(true)))]
+#[command(mut_arg("port", |port| port.help(OF_NVME_PORT).hide_default_value(true)))]
+#[command(mut_arg("nqn", |nqn| nqn.help("NQN of the discovery controller that -a names [default: the one that all have]")))]
 pub(crate) struct ConnectAllArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

@@ -9,24 +9,27 @@ use super::values;
 
 /// Options for the queues of commands, and for the times at which commands are sent.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Connection")]
 pub(crate) struct QueueArgs {
     /// More I/O queues, for commands other than reads; those of -i are for reads then
     #[arg(short = 'W', long = "nr-write-queues", value_name = "QUEUES", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(help_heading = "Connection")]
     pub(crate) write: u16,
 
     /// More I/O queues, for the commands of --hipri
     #[arg(short = 'P', long = "nr-poll-queues", value_name = "QUEUES", default_value_t = 0)]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(help_heading = "Connection")]
     pub(crate) poll: u16,
 
     /// Commands take the poll queues, and cores poll: no thread is woken for a completion
     #[arg(long)]
+    #[arg(help_heading = "Connection")]
     pub(crate) hipri: bool,
 
     /// Print which queue each core uses for what, as the controller grants them, and run nothing
     #[arg(long)]
+    #[arg(help_heading = "Connection")]
     pub(crate) show_maps: bool,
 
     /// Let commands wait for others, so that one send carries several; a limit on commands, bytes and time
@@ -36,37 +39,43 @@ pub(crate) struct QueueArgs {
     /// 16,64k,50.
     #[arg(long, value_name = "REQUESTS[,BYTES[,MICROSECONDS]]", value_parser = i10)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(help_heading = "Connection")]
     pub(crate) i10: Option<I10Config>,
 
     /// Which connections a core keeps: each queue connects again, from another port, until it has one
     /// of these, up to 16 times
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    #[arg(help_heading = "Connection")]
     pub(crate) placement: HostPlacementChoice,
 
     /// Tell the kernel with each send whether more bytes follow (MSG_MORE, MSG_EOR)
     #[arg(long)]
+    #[arg(help_heading = "Connection")]
     pub(crate) send_flags: bool,
 }
 
 /// How many queues a remote controller is asked for, and of how many entries: options of `connect` and `connect-all`, and
 /// members of files of connections. 0 is the same as none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Connection")]
 pub(crate) struct QueueNumbers {
     /// I/O queues, one for each core that serves the disk; without --cores, as many threads that float
     #[arg(short = 'i', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(help_heading = "Connection")]
     pub(crate) nr_io_queues: Option<u16>,
 
     /// More I/O queues, for commands other than reads; those of -i are for reads then
     #[arg(short = 'W', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(help_heading = "Connection")]
     pub(crate) nr_write_queues: Option<u16>,
 
     /// More I/O queues, one for each of the first N cores: they take its reads and writes, and it polls for their ends
     #[arg(short = 'P', long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
+    #[arg(help_heading = "Connection")]
     pub(crate) nr_poll_queues: Option<u16>,
 
     /// Entries of each I/O queue, 2 to 4096 [default: 128]
     #[arg(short = 'Q', long, value_name = "N", value_parser = queue_size)]
+    #[arg(help_heading = "Connection")]
     pub(crate) queue_size: Option<u16>,
 }
 

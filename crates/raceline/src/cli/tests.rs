@@ -232,6 +232,12 @@ const WRONG_LINES: &[(&str, &str)] = &[
         "invalid value '0' for '--runtime <TIME>': must be more than 0 (see raceline perf --help)",
     ),
     (
+        "connect -t tcp -a 192.0.2.1 -s 4420 -n nqn.2014-08.org.example:1",
+        "the following required arguments were not provided: --as <WHAT>: add --as nbd (a server), --as ublk (/dev/ublkbN) \
+             or --as vhost-user (a virtual machine); to have a daemon connect, use raceline connect-all (see raceline \
+             connect --help)",
+    ),
+    (
         "demo --seconds 1",
         "invalid value '1' for '--seconds <N>': 1 is not in 2..=3600 (see raceline demo --help)",
     ),
@@ -256,6 +262,62 @@ fn every_verb_has_a_help_text_that_fits() {
         for argument in verb.get_arguments() {
             assert!(argument.get_help().is_some(), "{} {}", verb.get_name(), argument.get_id());
         }
+    }
+}
+
+/// Verbs that do something at an address, with their options by list of the help. Options without a list come first there.
+fn verbs_at_addresses() -> Vec<clap::Command> {
+    let mut command = letters::definition();
+    command.build();
+    let at_address =
+        |verb: &&clap::Command| verb.get_arguments().any(|arg| arg.get_long() == Some("traddr"));
+    command.get_subcommands().filter(at_address).cloned().collect()
+}
+
+#[test]
+fn options_stand_in_the_list_that_they_are_of() {
+    let verbs = verbs_at_addresses();
+    assert!(verbs.len() > 20, "{}", verbs.len());
+    for mut verb in verbs {
+        let name = verb.get_name().to_owned();
+        let shown = |arg: &&clap::Arg| !arg.is_hide_set();
+        let of_iscsi: Vec<String> = verb
+            .get_arguments()
+            .filter(shown)
+            .filter(|arg| arg.get_help_heading() == Some("iSCSI"))
+            .map(|arg| arg.get_id().to_string())
+            .collect();
+        assert!(of_iscsi.is_empty() || of_iscsi == nvme::OF_ISCSI, "{name}: {of_iscsi:?}");
+        let help = verb.render_long_help().to_string();
+        assert_eq!(help.contains("\niSCSI:\n"), !of_iscsi.is_empty(), "{help}");
+        // No word of iSCSI where no option is of it.
+        assert_eq!(help.to_lowercase().contains("iscsi"), !of_iscsi.is_empty(), "{help}");
+        let (own, target) = (help.find("\nOptions:\n"), help.find("\nTarget:\n"));
+        assert!(own.is_some() && own < target, "{help}");
+        let own = &help[own.unwrap()..target.unwrap()];
+        for arg in verb.get_arguments().filter(shown) {
+            let long = arg.get_long().filter(|_| arg.get_help_heading().is_none());
+            assert!(long.is_none_or(|long| own.contains(&format!("--{long}"))), "{name}: {own}");
+        }
+        // The options that all share follow those of the verb.
+        let places = ["namespace-id <N>", "output-format", "raw-binary", "--help"]
+            .map(|long| own.find(long));
+        assert!(places.into_iter().flatten().is_sorted(), "{name}: {own}");
+    }
+}
+
+#[test]
+fn each_verb_of_nvme_cli_has_examples_that_are_read() {
+    for (verb, lines) in examples::EXAMPLES {
+        for line in lines {
+            parse(&format!("{verb} {line}"))
+                .unwrap_or_else(|error| panic!("{verb} {line}: {error}"));
+        }
+    }
+    for mut verb in verbs_at_addresses() {
+        let help = verb.render_long_help().to_string();
+        let name = verb.get_name();
+        assert!(help.matches(&format!(" raceline {name} ")).count() >= 2, "{help}");
     }
 }
 

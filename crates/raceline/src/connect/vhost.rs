@@ -74,6 +74,7 @@ fn serial(uuid: &[u8; 16]) -> String {
 fn failure(error: &ServerError) -> Failure {
     match error {
         ServerError::Invalid(text) => Failure::usage(text),
+        ServerError::Socket(error) => super::no_socket(error),
         error => Failure::runtime(error),
     }
 }

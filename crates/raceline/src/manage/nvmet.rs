@@ -6,7 +6,7 @@ mod tree;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 use raceline_control::keyring::KeyFolder;
@@ -17,6 +17,9 @@ use self::plan::Taken;
 use super::{Daemon, names, text};
 use crate::cli::manage::{NvmetArgs, NvmetVerb};
 use crate::failure::Failure;
+
+/// Where the kernel shows what is configured in it.
+const CONFIGFS: &str = "/sys/kernel/config";
 
 /// A larger file is no configuration.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -39,7 +42,13 @@ pub(crate) fn run(args: &NvmetArgs) -> Result<(), Failure> {
 fn read(from: &Path) -> Result<Value, Failure> {
     let shown = from.display();
     let failed = |error: std::io::Error| Failure::usage(format!("{shown}: {error}"));
-    let info = std::fs::metadata(from).map_err(failed)?;
+    let info = std::fs::metadata(from).map_err(|error| match from.starts_with(CONFIGFS) {
+        true if error.kind() == ErrorKind::NotFound => Failure::usage(format!(
+            "{shown}: the Linux kernel's target is not there: load it (`modprobe nvmet`), mount configfs if {CONFIGFS} is empty \
+             (`mount -t configfs none {CONFIGFS}`), or name the file that nvmetcli has saved (/etc/nvmet/config.json)"
+        )),
+        _ => failed(error),
+    })?;
     if info.is_dir() {
         return tree::read(from).map_err(Failure::usage);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use raceline_host::blocking::Host;
 use raceline_host::{ControllerInfo, HostConfig, NamespaceInfo};
-use raceline_proto::nvme::identify::cns;
+use raceline_proto::nvme::identify::{OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, cns};
 use raceline_proto::nvme::{NamespaceId, Nqn, Sqe};
 use serde_json::{Value, json};
 
@@ -89,22 +89,24 @@ impl Device {
 
     /// The same for commands that manage namespaces, which most controllers do not have.
     pub(crate) fn manage(&self, sqe: Sqe, data: Vec<u8>) -> Result<u32, Failure> {
-        /// OACS: Namespace Management and Namespace Attachment.
-        const NAMESPACE_MANAGEMENT: u8 = 1 << 3;
-        self.send(sqe, data).map_err(|failure| {
-            let about = self.identify(cns::CONTROLLER, NamespaceId(0));
-            match about.is_ok_and(|about| Bytes(&about).byte(256) & NAMESPACE_MANAGEMENT == 0) {
-                true => Failure {
-                    message: format!(
-                        "{}: hosts cannot manage namespaces of this subsystem, which needs a pool for it (raceline \
-                         pool add NQN DEVICE, at a daemon)",
-                        failure.message
-                    ),
-                    ..failure
-                },
-                false => failure,
-            }
-        })
+        self.send(sqe, data).map_err(|failure| self.explain(failure, OACS_NAMESPACE_MANAGEMENT))
+    }
+
+    /// The failure of a command that is about managing namespaces, with the reason if the controller lacks such commands: the
+    /// bit of OACS that it would have.
+    pub(crate) fn explain(&self, failure: Failure, needs: u16) -> Failure {
+        let about = self.identify(cns::CONTROLLER, NamespaceId(0));
+        let lacks = |about: Vec<u8>| Bytes(&about).number(256, 2) & u128::from(needs) == 0;
+        if !about.is_ok_and(lacks) {
+            return failure;
+        }
+        let verb = if needs == OACS_FORMAT { "format" } else { "manage" };
+        let message = format!(
+            "{}: hosts cannot {verb} namespaces of this subsystem, which needs a pool for it (raceline pool add NQN DEVICE, at a \
+             daemon)",
+            failure.message
+        );
+        Failure { message, ..failure }
     }
 
     /// The namespace that is meant: the given one, that of the device's name, or the only one.

@@ -142,13 +142,12 @@ pub(super) fn dump(bytes: &[u8]) -> String {
     let mut text = "       0  1  2  3  4  5  6  7  8  9  a  b  c  d  e  f\n".to_owned();
     for (line, bytes) in bytes.chunks(16).enumerate() {
         let _ = write!(text, "{:04x}:", line * 16);
-        for place in 0..16 {
-            let byte = bytes.get(place).map_or("  ".to_owned(), |byte| format!("{byte:02x}"));
-            let _ = write!(text, " {byte}");
-        }
-        let shown = |byte: &u8| if (0x20..0x7f).contains(byte) { char::from(*byte) } else { '.' };
+        let numbers: String = bytes.iter().map(|byte| format!(" {byte:02x}")).collect();
+        // A space is a dot as well, and behind the numbers of a line that is not full there is one space more.
+        let shown = |byte: &u8| if byte.is_ascii_graphic() { char::from(*byte) } else { '.' };
         let letters: String = bytes.iter().map(shown).collect();
-        let _ = writeln!(text, " \"{letters}\"");
+        let width = if bytes.len() == 16 { 48 } else { 49 };
+        let _ = writeln!(text, "{numbers:<width$} \"{letters}\"");
     }
     text
 }

@@ -317,7 +317,8 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
     Some(Subsystem {
         nqn: word(&first["trid"]["subnqn"]),
         hostnqn: word(&first["host"]["nqn"]),
-        hostid: String::new(),
+        // SPDK's daemon does not tell it.
+        hostid: word(&first["host"]["hostid"]),
         serial: word(&data["serial_number"]),
         model: word(&data["model_number"]),
         firmware: word(&data["firmware_revision"]),
@@ -598,7 +599,10 @@ mod tests {
                     "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": port,
                     "subnqn": "nqn.2014-08.org.example:golden",
                 },
-                "host": { "nqn": "nqn.2014-08.org.example:host", "addr": "192.0.2.9", "svcid": "" },
+                "host": {
+                    "nqn": "nqn.2014-08.org.example:host", "addr": "192.0.2.9", "svcid": "",
+                    "hostid": "8a1b2c3d-0000-4000-8000-00000000000a",
+                },
             })
         };
         let controller = json!({

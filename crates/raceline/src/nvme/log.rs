@@ -69,9 +69,12 @@ pub(crate) fn get(args: &GetLogArgs) -> Result<(), Failure> {
     if args.device.named.format() == NvmeFormat::Binary {
         return shell::print(&data);
     }
-    let lid = args.log_id;
-    let text = format!("Device:{name} log-id:{lid} namespace-id:{:#x}\n{}", nsid.0, dump(&data));
-    shell::print(text.as_bytes())
+    shell::print(page_normal(&name, args.log_id, nsid, &data).as_bytes())
+}
+
+/// Bytes of a page for people.
+pub(super) fn page_normal(name: &str, lid: u8, nsid: NamespaceId, data: &[u8]) -> String {
+    format!("Device:{name} log-id:{lid} namespace-id:{:#x}\n{}", nsid.0, dump(data))
 }
 
 fn check(args: &GetLogArgs) -> Result<(), Failure> {

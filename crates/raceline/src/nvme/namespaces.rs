@@ -1,7 +1,9 @@
 //! `raceline create-ns`, `attach-ns`, `detach-ns`, `delete-ns`, `format` and `ns-rescan`: what hosts do to namespaces.
 
 use raceline_host::blocking::Host;
-use raceline_proto::nvme::identify::{ControllerList, IdentifyNamespace, cns};
+use raceline_proto::nvme::identify::{
+    ControllerList, IdentifyNamespace, OACS_FORMAT, OACS_NAMESPACE_MANAGEMENT, cns,
+};
 use raceline_proto::nvme::opcode::admin;
 use raceline_proto::nvme::{NamespaceId, Sqe};
 use serde_json::{Value, json};
@@ -32,7 +34,9 @@ pub(crate) fn create(args: &CreateArgs) -> Result<(), Failure> {
     let needs_formats =
         args.block_size.is_some() || args.nsze_si.is_some() || args.ncap_si.is_some();
     let data = match needs_formats {
-        true => device.identify(cns::NAMESPACE, NamespaceId::BROADCAST)?,
+        true => device
+            .identify(cns::NAMESPACE, NamespaceId::BROADCAST)
+            .map_err(|failure| device.explain(failure, OACS_NAMESPACE_MANAGEMENT))?,
         false => Vec::new(),
     };
     let flbas = match (args.flbas, args.block_size) {
@@ -166,7 +170,7 @@ pub(crate) fn format(args: &FormatArgs) -> Result<(), Failure> {
     let cdw10 = words.into_iter().fold(0, |word, (value, shift)| word | u32::from(value) << shift);
     let sqe =
         Sqe { opc: admin::FORMAT_NVM, nsid: nsid.0.into(), cdw10: cdw10.into(), ..Sqe::default() };
-    device.send(sqe, Vec::new())?;
+    device.send(sqe, Vec::new()).map_err(|failure| device.explain(failure, OACS_FORMAT))?;
     device.disconnect();
     say(
         of_device,

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use serde_json::Value;
+
 use super::{Daemon, NQN};
 
 /// A daemon whose subsystem has a pool of 64 MiB, a namespace of 8 MiB and an address; the options of a connection to it.
@@ -94,9 +96,14 @@ fn a_subsystem_without_a_pool_says_what_it_needs() {
     daemon.ok(&["port", "add", NQN, "127.0.0.1:0"]);
     let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
     let options = ["-a", "127.0.0.1", "--trsvcid", &port, "-n", NQN].map(str::to_owned);
-    for verb in
-        [&["create-ns", "--nsze", "8"][..], &["delete-ns", "-N", "1"], &["attach-ns", "-N", "1"]]
-    {
+    for verb in [
+        &["create-ns", "--nsze", "8"][..],
+        &["delete-ns", "-N", "1"],
+        &["attach-ns", "-N", "1"],
+        // The size of blocks is looked up first, and that fails as well.
+        &["create-ns", "--nsze", "8", "--block-size", "512"],
+        &["format", "-N", "1", "--force"],
+    ] {
         let error = daemon.refused(&with(verb, &options));
         assert!(error.contains("raceline pool add NQN DEVICE"), "{verb:?}: {error}");
     }
@@ -132,7 +139,7 @@ fn blocks_are_zeroed_compared_freed_and_flushed() {
             &["write-zeroes", "--start-block", "0", "--block-count", "0xffffffffffffffff"],
             "too large",
         ),
-        (&["write-zeroes", "-s", "8"], "write the long name"),
+        (&["write-zeroes", "-s", "8"], "write --trsvcid 8 or --start-block 8"),
         (&["compare", "--data-size", "100", "--data", &file], "whole number of blocks"),
         (
             &["compare", "--data-size", "512", "--block-count", "1", "--data", &file],
@@ -237,6 +244,14 @@ fn a_controller_of_a_daemon_is_named_by_its_name() {
     assert!(daemon.ok(&["list-subsys"]).contains(" +- Nvme0 tcp traddr=127.0.0.1,"));
     assert_eq!(daemon.json(&["id-ctrl", "Nvme0"])["subnqn"], NQN);
     assert_eq!(daemon.json(&["id-ns", "Nvme0n7"])["nsze"], 16384);
+    // The identifier of the host is what the target sees.
+    let listed = daemon.json(&["list-subsys"]);
+    let sees = target.ok(&["rpc", "nvmf_subsystem_get_controllers", NQN]);
+    let sees: Value = serde_json::from_str(&sees).unwrap();
+    assert!(
+        sees[0]["hostid"].is_string() && listed[0]["HostID"] == sees[0]["hostid"],
+        "{listed} {sees}"
+    );
     assert_eq!(daemon.ok(&["reset", "Nvme0"]), "Nvme0 was reset\n");
 
     // Lines in nvme-cli's letters do what they do in nvme-cli.

@@ -172,6 +172,12 @@ fn what_is_no_configuration_is_refused_with_its_place() {
     std::fs::File::create(&file).unwrap().set_len(17 << 20).unwrap();
     refused(&daemon, &file, "more than 16 MiB");
     refused(&daemon, &daemon.file("none"), "No such file");
+    // A folder of configfs that the kernel does not have, whatever is loaded.
+    for says in
+        ["modprobe nvmet", "mount -t configfs none /sys/kernel/config", "/etc/nvmet/config.json"]
+    {
+        refused(&daemon, "/sys/kernel/config/nvmet-that-is-not-there", says);
+    }
     refused(&daemon, "/dev/null", "neither a file nor a folder");
     refused(&daemon, &daemon.file(""), "has no folders `subsystems` and `ports`");
     let root = tree(&daemon, "4420");

@@ -96,6 +96,40 @@ fn events_are_followed_over_a_restart() {
     assert!(all.iter().all(|event| event["missed"].is_null()), "{all:?}");
 }
 
+/// A reset that somebody wants is said, and is no trouble. Quotes of parameters stand as they are among events, and in the audit
+/// they are escaped once, by its JSON.
+#[test]
+fn a_wanted_reset_is_no_trouble_and_parameters_keep_their_quotes() {
+    let folder = Scratch::new();
+    let (target, socket) = (folder.path("target.sock"), folder.path("rpc.sock"));
+    let (target, path) = (std::path::Path::new(&target), std::path::Path::new(&socket));
+    let _target = Served::start(target, &[]);
+    configure(target, NQN, 2048);
+    let daemon = Served::start(path, &["-v"]);
+    let (host, port) = address(target);
+    let params = json!({
+        "name": "N", "trtype": "TCP", "adrfam": "IPv4", "traddr": host, "trsvcid": port, "subnqn": NQN,
+    });
+    call(path, "bdev_nvme_attach_controller", params.clone()).unwrap();
+    call(path, "bdev_nvme_reset_controller", json!({ "name": "N" })).unwrap();
+    let events = |kind: &str| {
+        let output = run(&["events", "-s", &socket, "--since", "start", "--once", "--kind", kind]);
+        assert_eq!(output.code, Some(0), "{}", output.stderr);
+        output.stdout
+    };
+    let paths = events("path");
+    assert!(paths.contains("is reset, and is being connected again"), "{paths}");
+    assert!(!paths.contains("WARNING"), "{paths}");
+    let changes = events("change");
+    assert!(changes.contains("params={\"name\":\"N\"}"), "{changes}");
+    let log = daemon.end(Signal::TERM).stderr;
+    let audit = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut attached = audit.filter(|line| line["method"] == "bdev_nvme_attach_controller");
+    let shown = attached.next().unwrap_or_else(|| panic!("{log}"));
+    let shown: Value = serde_json::from_str(shown["params"].as_str().unwrap()).unwrap();
+    assert_eq!(shown, params);
+}
+
 #[test]
 fn top_prints_once_what_programs_read() {
     let folder = Scratch::new();

@@ -14,6 +14,7 @@ use raceline_proto::controller::{
 };
 use raceline_proto::nvme::{ControllerId, NamespaceId, Nqn, QueueId};
 use raceline_reactor::flow::policy;
+use raceline_reactor::listening::address_trouble;
 use raceline_reactor::{Backend, Mode, PoolConfig};
 
 use crate::changes::iscsi_config::IscsiError;
@@ -461,7 +462,7 @@ pub enum TargetError {
         qid: QueueId,
     },
     /// Listening failed.
-    #[error("cannot listen on {address}: {error}")]
+    #[error("cannot listen on {address}: {}", address_trouble(*.address, .error, None))]
     Listen {
         /// Where.
         address: SocketAddr,

@@ -514,7 +514,13 @@ fn describe_path(path: &RemotePath, state: &str) -> Value {
         "state": state,
         "trid": trid_of(&path.config),
         "cntlid": path.association.as_ref().map_or(0, |association| association.cntlid.0),
-        "host": { "nqn": path.config.hostnqn.as_str(), "addr": source, "svcid": "" },
+        "host": {
+            "nqn": path.config.hostnqn.as_str(),
+            "addr": source,
+            "svcid": "",
+            // Not SPDK's; nvme-cli shows it.
+            "hostid": Uuid::from_bytes(path.config.hostid.0),
+        },
     })
 }
 
