@@ -229,6 +229,13 @@ pub(super) mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
+    /// Held by tests that lose messages: the count of lost ones is that of the process.
+    static LOSING: Mutex<()> = Mutex::new(());
+
+    fn losing() -> MutexGuard<'static, ()> {
+        LOSING.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn outlet() -> &'static Outlet<Gate> {
         Box::leak(Box::new(Outlet::new(Gate::default())))
     }
@@ -252,6 +259,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_finds_no_room_is_counted_and_told() {
+        let _alone = losing();
         let outlet = outlet();
         outlet.start("log-test").unwrap();
         let before = logging::lost_messages();
@@ -271,6 +279,7 @@ pub(super) mod tests {
     /// By a core at once, by the thread that waits, and before there is one.
     #[test]
     fn what_the_sink_loses_is_counted_and_told() {
+        let _alone = losing();
         let outlet = outlet();
         outlet.sink.set(true);
         outlet.emit(b"lose before");
