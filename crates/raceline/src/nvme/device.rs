@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use raceline_host::blocking::Host;
 use raceline_host::{ControllerInfo, HostConfig, NamespaceInfo};
@@ -13,12 +14,14 @@ use super::fields::Bytes;
 use super::files::{self, Connection, Overrides};
 use crate::cli::nvme::DeviceArgs;
 use crate::failure::Failure;
-use crate::manage;
+use crate::manage::{self, Daemon};
 use crate::remote::failure;
 use crate::table::printable;
 
 /// Time for an answer of the daemon.
-const DAEMON_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(60);
+/// A daemon is asked so often whether its controller is back.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A connected controller.
 pub(crate) struct Device {
@@ -283,11 +286,37 @@ fn find(args: &DeviceArgs, device: &str) -> Result<(Value, Option<NamespaceId>),
     Err(Failure::usage(format!("the daemon has no remote controller {device}: {there}")))
 }
 
-/// Has the daemon reset one of its own controllers; its name. `None`: the options do not name one.
+/// Has the daemon reset one of its own controllers, and waits until it is back; its name. `None`: the options do not name one.
 pub(super) fn reset_of_daemon(args: &DeviceArgs) -> Result<Option<String>, Failure> {
     let Some(device) = &args.named.device else { return Ok(None) };
     let (controller, _) = find(args, device)?;
     let mut daemon = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT)?;
-    daemon.call("bdev_nvme_reset_controller", json!({ "name": controller["name"] }))?;
-    Ok(Some(controller["name"].as_str().unwrap_or_default().to_owned()))
+    let name = controller["name"].as_str().unwrap_or_default().to_owned();
+    daemon.call("bdev_nvme_reset_controller", json!({ "name": name }))?;
+    let end = Instant::now() + super::RESET_TIMEOUT;
+    while !is_back(&mut daemon, &name)? {
+        if Instant::now() > end {
+            return Err(Failure::runtime(format!(
+                "{name} is not back {} s after its reset: the daemon goes on trying, and its log and `raceline list-subsys` say \
+                 what becomes of it",
+                super::RESET_TIMEOUT.as_secs()
+            )));
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(Some(name))
+}
+
+/// Whether no path of a daemon's controller is on its way back. It is an error if that was given up, or taken away.
+fn is_back(daemon: &mut Daemon, name: &str) -> Result<bool, Failure> {
+    let found = daemon.list("bdev_nvme_get_controllers", json!({ "name": name }))?;
+    let paths = found.first().and_then(|controller| controller["ctrlrs"].as_array());
+    let states: Vec<&str> =
+        paths.into_iter().flatten().filter_map(|path| path["state"].as_str()).collect();
+    if states.is_empty() || states.iter().all(|state| *state == "failed") {
+        return Err(Failure::runtime(format!(
+            "{name} is lost after its reset: the daemon's log says why"
+        )));
+    }
+    Ok(!states.contains(&"resetting"))
 }

@@ -253,6 +253,8 @@ fn a_controller_of_a_daemon_is_named_by_its_name() {
         "{listed} {sees}"
     );
     assert_eq!(daemon.ok(&["reset", "Nvme0"]), "Nvme0 was reset\n");
+    let path = &daemon.json(&["list-subsys"])[0]["Subsystems"][0]["Paths"][0];
+    assert_eq!(path["State"], "live", "it is back: {path}");
 
     // Lines in nvme-cli's letters do what they do in nvme-cli.
     let file = daemon.file("data");
