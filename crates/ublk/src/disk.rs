@@ -1,5 +1,8 @@
 //! A disk: added, started, served, and ended; or taken over from a process that was killed.
 
+mod error;
+mod recovery;
+
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
@@ -18,6 +21,9 @@ use crate::serve::{Core, Message, Part};
 use crate::size::{Refusal, Size};
 use crate::uapi::{Command, DeviceInfo, Params, SECTOR, attribute, feature, state};
 use crate::users::{self, User};
+
+pub use self::error::DiskError;
+use self::recovery::{Found, wait_for_end};
 
 /// Requests of a queue at a time, unless told otherwise.
 pub const DEFAULT_DEPTH: u16 = 128;
@@ -118,98 +124,6 @@ impl DiskConfig {
     }
 }
 
-/// Why there is no disk.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// The configuration cannot be.
-    #[error("{0}")]
-    Invalid(String),
-    /// No io_uring.
-    #[error(
-        "a ublk disk needs io_uring with entries of 128 bytes, which this process cannot have ({0}): containers and the \
-         sysctl kernel.io_uring_disabled forbid it; allow io_uring_setup in the container's system-call filter, or use NBD"
-    )]
-    NoRing(io::Error),
-    /// No driver.
-    #[error(
-        "this kernel (Linux {0}) has no ublk driver at work: there is no /dev/ublk-control. Load it by `modprobe ublk_drv`, \
-         which Linux 6.0 and newer have if they are built with CONFIG_BLK_DEV_UBLK, or use NBD"
-    )]
-    NoDriver(String),
-    /// Not root.
-    #[error("/dev/ublk-control cannot be used by this user: only root makes disks of this kind")]
-    NotPermitted,
-    /// A file cannot be opened.
-    #[error("cannot open {0}: {1}")]
-    Open(String, io::Error),
-    /// The number is in use.
-    #[error(
-        "/dev/ublkb{0} is there already, and it is no disk of this device without a process; choose another number"
-    )]
-    InUse(u32),
-    /// What is found does not fit to the device.
-    #[error(
-        "cannot go on with /dev/ublkb{id}, whose process has ended: {why}; end it by `raceline disconnect -d /dev/ublkb{id}`"
-    )]
-    Other {
-        /// Its number.
-        id: u32,
-        /// What does not fit.
-        why: String,
-    },
-    /// The kernel has not seen the end of the process.
-    #[error(
-        "to the kernel, process {pid} still serves /dev/ublkb{id}, and has not been seen here for {s} s: if it runs in another \
-         container, end it there. If it has ended, the kernel's driver waits for a request that it lost, and only a restart of \
-         the machine removes the disk: nothing that was flushed is lost, and `raceline connect --as ublk` with another \
-         `--ublk-id` makes another disk of the same device",
-        s = DEATH_TIME.as_secs()
-    )]
-    Unseen {
-        /// The number of the disk.
-        id: u32,
-        /// The process.
-        pid: i32,
-    },
-    /// A command was refused.
-    #[error("the kernel refuses {command} for /dev/ublkb{id}: {source}")]
-    Command {
-        /// The name of the command.
-        command: &'static str,
-        /// The number of the disk.
-        id: u32,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel ended what had begun.
-    #[error(
-        "the kernel took back what this process had for requests of /dev/ublkb{0}, because it saw the end of the former process \
-         late: begin the disk again, and it goes on"
-    )]
-    TakenBack(u32),
-    /// The kernel does not end a recovery.
-    #[error(
-        "the kernel has not gone on with /dev/ublkb{0} for {s} s after this process was there for it: begin the disk again, or \
-         remove it by `raceline disconnect -d /dev/ublkb{0}`",
-        s = PATIENCE.as_secs()
-    )]
-    Unended(u32),
-    /// A core cannot be started.
-    #[error("cannot start a core: {0}")]
-    Core(io::Error),
-    /// The device has another size, which the kernel cannot give the disk.
-    #[error(
-        "the device has {now} bytes instead of {before}, and the disk keeps its size: a kernel before Linux 6.15 cannot \
-         change it. Disconnect and connect again for the new size"
-    )]
-    NoResize {
-        /// Before.
-        before: u64,
-        /// Now.
-        now: u64,
-    },
-}
-
 /// What has become of a disk whose process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -243,10 +157,14 @@ impl Disk {
     pub fn start(config: &DiskConfig) -> Result<Self, DiskError> {
         check_config(config)?;
         let mut control = Control::open()?;
-        match find(&mut control, config)? {
-            Some(found) => Self::recover(control, config, &found),
-            None => Self::create(control, config),
+        if let Some(info) = find(&mut control, config)? {
+            match wait_for_end(info.id, DEATH_TIME, || control.info(info.id))? {
+                Found::Left => return Self::recover(control, config, &info),
+                Found::Served => return Err(DiskError::InUse(info.id)),
+                Found::Removed => {}
+            }
         }
+        Self::create(control, config)
     }
 
     fn create(mut control: Control, config: &DiskConfig) -> Result<Self, DiskError> {
@@ -291,9 +209,6 @@ impl Disk {
         info: &DeviceInfo,
     ) -> Result<Self, DiskError> {
         let id = info.id;
-        if !waits(id, DEATH_TIME, || control.info(id))? {
-            return Err(DiskError::InUse(id));
-        }
         let before =
             control.params(id).map_err(|source| refused(Command::GetParams, id, source))?;
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
@@ -478,7 +393,7 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
     let mut control = Control::open()?;
     match control.info(id) {
         Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
-            if !waits(id, DEATH_TIME, || control.info(id))? {
+            if wait_for_end(id, DEATH_TIME, || control.info(id))? != Found::Left {
                 return Ok(false);
             }
         }
@@ -491,27 +406,6 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
         // The kernel has it go when the last program closes it.
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
         deleted => deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source)),
-    }
-}
-
-/// Waits until the kernel has seen that the process of a disk has ended; false if another process serves it by then, or it is
-/// gone. Meanwhile nothing but the state may be asked for: other commands wait for a lock that the driver keeps, and nothing ends their wait.
-fn waits(
-    id: u32,
-    patience: Duration,
-    mut info: impl FnMut() -> io::Result<DeviceInfo>,
-) -> Result<bool, DiskError> {
-    let until = Instant::now() + patience;
-    loop {
-        match info() {
-            Ok(info) if info.state != state::LIVE => return Ok(true),
-            Ok(info) if !is_orphan(&info) => return Ok(false),
-            Ok(info) if Instant::now() > until => {
-                return Err(DiskError::Unseen { id, pid: info.pid });
-            }
-            Ok(_) => std::thread::sleep(LOOK_INTERVAL),
-            Err(_) => return Ok(false),
-        }
     }
 }
 

@@ -111,20 +111,40 @@ fn a_process_that_follows_waits_until_the_kernel_has_seen_the_end_of_the_former_
     let long = Duration::from_secs(600);
     let mut shows = vec![shown(state::QUIESCED, i32::MAX); 1];
     shows.resize(3, shown(state::LIVE, i32::MAX));
-    assert!(waits(0, long, || Ok(shows.pop().unwrap())).unwrap());
+    assert_eq!(wait_for_end(0, long, || Ok(shows.pop().unwrap())).unwrap(), Found::Left);
     assert!(shows.is_empty(), "it did not look until then");
     let own = i32::try_from(std::process::id()).unwrap();
     let mut shows = vec![shown(state::LIVE, own), shown(state::LIVE, i32::MAX)];
-    assert!(!waits(0, long, || Ok(shows.pop().unwrap())).unwrap(), "another process serves it");
-    let removed = || Err(io::Error::from_raw_os_error(ENODEV));
-    assert!(!waits(0, long, removed).unwrap(), "it is gone");
+    assert_eq!(wait_for_end(0, long, || Ok(shows.pop().unwrap())).unwrap(), Found::Served);
+}
+
+#[test]
+fn only_enodev_says_that_a_disk_was_removed_during_the_wait() {
+    let long = Duration::from_secs(600);
+    let wait = |errno: i32| {
+        let mut looks = 0;
+        wait_for_end(7, long, || {
+            looks += 1;
+            match looks {
+                1 => Ok(shown(state::LIVE, i32::MAX)),
+                _ => Err(io::Error::from_raw_os_error(errno)),
+            }
+        })
+    };
+    assert_eq!(wait(ENODEV).unwrap(), Found::Removed);
+    let (eperm, eintr) = (1, 4);
+    for errno in [eperm, eintr, EBUSY] {
+        let error = wait(errno).unwrap_err();
+        let DiskError::Command { command, id: 7, source } = &error else { panic!("{error:?}") };
+        assert_eq!((*command, source.raw_os_error()), (Command::GetInfo.name(), Some(errno)));
+    }
 }
 
 #[test]
 fn a_disk_that_the_kernel_does_not_let_go_of_ends_the_wait_with_a_reason() {
     let wait = Duration::from_millis(50);
     let start = Instant::now();
-    let error = waits(7, wait, || Ok(shown(state::LIVE, i32::MAX))).unwrap_err();
+    let error = wait_for_end(7, wait, || Ok(shown(state::LIVE, i32::MAX))).unwrap_err();
     assert!(start.elapsed() >= wait);
     assert!(matches!(error, DiskError::Unseen { id: 7, pid: i32::MAX }), "{error:?}");
     let text = error.to_string();
