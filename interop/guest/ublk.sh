@@ -277,10 +277,25 @@ ended_by_loss() {
     wait "$(cat /tmp/connect.pid)" || rc=$?
     [ "$rc" = 1 ] || fail "its exit code is $rc: $(tail -n 3 /tmp/connect.err)"
 }
-# The only path is away for longer than -l says: the process ends with an error. A disk in use stays, and goes on with the next
-# process.
+# listener add|remove: the listener of the daemon comes, or goes.
+listener() { rpc nvmf_subsystem_$1_listener "$NQN" -t tcp -a 127.0.0.1 -s $PORT; }
+# lost DISK USER: takes the only path of a disk away, which USER has.  The process stays, says so once, and answers with errors.
+lost() {
+    local rc=0 said="$1 is in use by $2.*so this process stays and answers with errors"
+    : >/tmp/connect.err
+    listener remove
+    until_so 60 grep -q "$said" /tmp/connect.err
+    timeout 10 dd if=$1 of=/dev/null bs=4k count=1 iflag=direct 2>/tmp/dd.err || rc=$?
+    [ "$rc" = 1 ] && grep -q 'Input/output error' /tmp/dd.err || fail "a read has the exit code $rc: $(cat /tmp/dd.err)"
+    # (for longer than it may take until it looks again)
+    sleep 3
+    ! gone || fail "it has ended under its user: $(tail -n 3 /tmp/connect.err)"
+    [ "$(grep -c "$said" /tmp/connect.err)" = 1 ] || fail "it is told $(grep -c "$said" /tmp/connect.err) times"
+}
+# The only path is away for longer than -l says: requests fail at once, and the process ends with an error when nobody uses the disk
+# any more.
 given_up() {
-    local listener="-t tcp -a 127.0.0.1 -s $PORT"
+    local user
     begin -l 2
     mkfs.ext4 -q $DISK
     mkdir -p /tmp/mnt
@@ -288,25 +303,40 @@ given_up() {
     dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=16 2>/dev/null
     md5sum /tmp/mnt/data >/tmp/sum
     sync
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_remove_listener "$NQN" $listener
-    ended_by_loss
-    [ -b $DISK ] || fail "the disk has ended under its mount"
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_add_listener "$NQN" $listener
-    attach -l 2
-    recovered
+    lost $DISK 'a mount'
     umount /tmp/mnt
+    ended_by_loss
+    [ ! -e $DISK ] || fail "$DISK is left over"
+    listener add
+    attach -l 2
     mount $DISK /tmp/mnt
     md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
     umount /tmp/mnt
-    # Nobody uses it: it goes with its process.
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_remove_listener "$NQN" $listener
+    sleep 600 <$DISK &
+    user=$!
+    sleep 1
+    lost $DISK "process $user"
+    kill $user
+    wait $user || true
     ended_by_loss
     [ ! -e $DISK ] || fail "$DISK is left over"
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_add_listener "$NQN" $listener
+    listener add
+    # A signal has the disk stay for the next process, whose requests succeed.
+    attach -l 2
+    mount $DISK /tmp/mnt
+    lost $DISK 'a mount'
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ -b $DISK ] || fail "the disk has ended under its mount"
+    listener add
+    attach -l 2
+    recovered
+    umount /tmp/mnt
+    # Nobody uses it: it goes with its process.
+    listener remove
+    ended_by_loss
+    [ ! -e $DISK ] || fail "$DISK is left over"
+    listener add
 }
 
 # A process that was killed and is not missed: its disk is removed.
@@ -332,17 +362,22 @@ memory() {
     [ ! -e /dev/ublkc5 ] || fail "/dev/ublkc5 is still there"
 }
 
-# start_unit: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it has.
-start_unit() {
+# run_unit [OPTION...]: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it
+# has, and with these options besides those of its file.
+run_unit() {
     local line caps
     line=$(sed -n 's/^ExecStart=//p' "$UNIT")
     caps=$(sed -n 's/^CapabilityBoundingSet=//p' "$UNIT" | tr A-Z a-z | sed 's/^cap_/+/; s/ cap_/,+/g')
     [ -n "$line" ] && [ -n "$caps" ] || fail "the unit has no command line, or all capabilities"
-    RACELINE_DISK_OPTIONS="-a 127.0.0.1 -s $PORT -n $NQN --ublk-id 7"
+    RACELINE_DISK_OPTIONS="-a 127.0.0.1 -s $PORT -n $NQN --ublk-id 7 $*"
     : >/tmp/connect.out
     # systemd divides a variable without quotes at its spaces, as the shell does.
     eval "exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,$caps $line" >/tmp/connect.out 2>>/tmp/connect.err &
     echo $! >/tmp/connect.pid
+}
+# start_unit [OPTION...]: as run_unit, and waits for the disk.
+start_unit() {
+    run_unit "$@"
     until_so 60 grep -q '"device":"/dev/ublkb7"' /tmp/connect.out
 }
 # This guest has no systemd. The unit's command line serves, sees that its disk is in use, goes on with it, and ends it.
@@ -379,6 +414,24 @@ unit() {
     kill "$(cat /tmp/connect.pid)"
     until_so 30 gone
     [ ! -e /dev/ublkb7 ] || fail "/dev/ublkb7 is left over"
+    # Its path is given up: the unit sees the mount then, too, and has the disk again when it is started once the path is back.
+    start_unit -l 2
+    mount /dev/ublkb7 /tmp/mnt
+    lost /dev/ublkb7 'a mount'
+    umount /tmp/mnt
+    ended_by_loss
+    [ ! -e /dev/ublkb7 ] || fail "/dev/ublkb7 is left over"
+    # (systemd starts it again until there is one)
+    run_unit -l 2
+    until_so 60 gone
+    [ ! -e /dev/ublkb7 ] || fail "there is a disk without a path"
+    listener add
+    start_unit -l 2
+    mount /dev/ublkb7 /tmp/mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /tmp/mnt
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
 }
 
 # From Linux 6.15 on a disk can be resized while it is there; before, it is told once that it keeps its size until it is attached
@@ -486,6 +539,6 @@ check resize 120 resize
 check under-io 90 under_io
 check speed 240 speed
 cat /tmp/speed 2>/dev/null || true
-# The disk that ends under I/O, and the one that was abandoned, provoke errors.
-check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)'
+# The disk that ends under I/O, the one that was abandoned, and those that are given up under a mount provoke errors.
+check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)|Aborting journal.*ublkb|EXT4-fs error.*ublkb.*[Cc]annot read|callbacks suppressed'
 finish

@@ -59,6 +59,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 /// How long what is at the device of a disk that is left may still take.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 
+/// How long the end of a disk waits until all have closed it.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
+
 /// Sizes and numbers of a core's buffers: those of the network; data have their own.
 const POOL: [(usize, usize); 2] = [(4 << 10, 256), (64 << 10, 64)];
 
@@ -334,7 +337,8 @@ impl Disk {
         }
     }
 
-    /// Ends the disk after what is in flight, and removes its files, whoever uses it.
+    /// Ends the disk after what is in flight, and removes its files, whoever uses it: from then on, that one gets errors. The
+    /// character device stays until all have closed the disk, which is waited for a short time only.
     ///
     /// # Errors
     /// When the kernel refuses; then the disk may be left over.
@@ -346,8 +350,7 @@ impl Disk {
             return stopped;
         }
         self.cores.join();
-        let deleted = self.control.simple(Command::Delete, self.id, 0, &|| true);
-        match deleted {
+        match delete(&mut self.control, self.id) {
             // Somebody else has removed it.
             Err(source) if source.raw_os_error() == Some(ENODEV) => Ok(()),
             deleted => deleted.map_err(|source| refused(Command::Delete, self.id, source)),
@@ -401,11 +404,17 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
     }
     let stopped = control.simple(Command::Stop, id, 0, &|| true);
     stopped.map_err(|source| refused(Command::Stop, id, source))?;
-    let until = Instant::now() + LEAVE_TIME;
+    let deleted = delete(&mut control, id);
+    deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source))
+}
+
+/// Removes the files of a disk that has ended.
+fn delete(control: &mut Control, id: u32) -> io::Result<()> {
+    let until = Instant::now() + CLOSE_TIME;
     match control.simple(Command::Delete, id, 0, &|| Instant::now() < until) {
         // The kernel has it go when the last program closes it.
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-        deleted => deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source)),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        deleted => deleted,
     }
 }
 
