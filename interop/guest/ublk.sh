@@ -362,6 +362,43 @@ memory() {
     [ ! -e /dev/ublkc5 ] || fail "/dev/ublkc5 is still there"
 }
 
+# A daemon whose recovery of a disk fails, because it may not use the CPU of the second queue, has nothing of the disk open
+# afterwards: the same daemon goes on with it.
+recovery_fails() {
+    local rpc="$RACELINE rpc -s /tmp/run/second.sock" image=/root/recovery.img disk=/dev/ublkb5 n sleeper
+    truncate -s 16M $image
+    for n in 1 2; do
+        $RACELINE serve -r /tmp/run/second.sock >>/tmp/second.out 2>>/tmp/second.err &
+        echo $! >/tmp/connect.pid
+        until_so 60 $rpc spdk_get_version
+        $rpc bdev_aio_create $image again 512
+        [ $n = 1 ] || break
+        $rpc ublk_create_target
+        $rpc ublk_start_disk again 5 -q 2
+        dd if=/dev/urandom of=$disk bs=64k count=16 oflag=direct 2>/dev/null
+        kill -9 "$(cat /tmp/connect.pid)"
+        until_so 30 gone
+    done
+    $rpc ublk_create_target -m '[0,7]'
+    refused 'core 7 cannot be used' $rpc ublk_start_disk again 5 -q 2
+    refused 'core 7 cannot be used' $rpc ublk_start_disk again 5 -q 2
+    $rpc ublk_destroy_target
+    $rpc ublk_create_target
+    $rpc ublk_recover_disk again 5
+    dd if=$disk bs=64k count=16 iflag=direct 2>/dev/null | cmp -n $((1 << 20)) - $image || fail "the disk is another one"
+    # The end of a disk does not wait for a program that has it open for long. Its files go when that closes it.
+    sleep 600 <$disk &
+    sleeper=$!
+    timeout 30 $rpc ublk_stop_disk 5
+    [ ! -e $disk ] || fail "$disk is left over"
+    kill $sleeper
+    wait $sleeper || true
+    until_so 30 [ ! -e /dev/ublkc5 ]
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    ! grep -q 'panicked' /tmp/second.err || fail "it panicked: $(cat /tmp/second.err)"
+}
+
 # run_unit [OPTION...]: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it
 # has, and with these options besides those of its file.
 run_unit() {
@@ -534,11 +571,12 @@ check in-use 240 in_use
 check given-up 240 given_up
 check abandoned 90 abandoned
 check memory 90 memory
+check recovery-fails 120 recovery_fails
 check unit 300 unit
 check resize 120 resize
 check under-io 90 under_io
 check speed 240 speed
 cat /tmp/speed 2>/dev/null || true
 # The disk that ends under I/O, the one that was abandoned, and those that are given up under a mount provoke errors.
-check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)|Aborting journal.*ublkb|EXT4-fs error.*ublkb.*[Cc]annot read|callbacks suppressed'
+check kernel-log 10 log_clean '(I/O error|Buffer I/O error).*ublkb|ublkb.*(I/O error|lost)|Aborting journal.*ublkb|EXT4-fs error.*ublkb.*[Cc]annot read|blk_print_req_error: .*callbacks suppressed'
 finish

@@ -15,7 +15,7 @@ use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
 use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 
 use crate::control::Control;
-use crate::pages::{self, Reason, Way};
+use crate::pages::{self, CharacterDevice, Reason, Way};
 use crate::plan::Facts;
 use crate::serve::{Core, Message, Part};
 use crate::size::{Refusal, Size};
@@ -23,7 +23,7 @@ use crate::uapi::{Command, DeviceInfo, Params, SECTOR, attribute, feature, state
 use crate::users::{self, User};
 
 pub use self::error::DiskError;
-use self::recovery::{Found, wait_for_end};
+use self::recovery::{ABANDON_TIME, Found, wait_for_end};
 
 /// Requests of a queue at a time, unless told otherwise.
 pub const DEFAULT_DEPTH: u16 = 128;
@@ -52,6 +52,9 @@ const DEATH_TIME: Duration = Duration::from_secs(60);
 
 /// How often it looks.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often it is looked whether all cores have made their queues usable.
+const OPEN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long the kernel may take, after it has said that a process has ended, to take back the places of that one's requests.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
@@ -190,11 +193,14 @@ impl Disk {
             let set = control.set_params(id, &params);
             set.map_err(|source| refused(Command::SetParams, id, source))?;
             serve(config, (&info, control.is_encoded(), way), &told, &mut cores)?;
+            open_queues(id, &told, &cores)?;
             let worth = || told.is_well();
             let started = control.simple(Command::Start, id, process_id(), &worth);
             started.map_err(|source| refused(Command::Start, id, source))
         };
         if let Err(error) = begin() {
+            // It has the character device open, for which the removal waits, as do the cores.
+            drop(told);
             give_up(id, cores);
             return Err(error);
         }
@@ -216,30 +222,22 @@ impl Disk {
             control.params(id).map_err(|source| refused(Command::GetParams, id, source))?;
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
         fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
-        // The kernel says that a process has ended before it takes back the places of requests, and may take back those of this
-        // process as well.
-        std::thread::sleep(SETTLE_TIME);
-        let until = Instant::now() + PATIENCE;
-        while let Err(source) = control.simple(Command::StartRecovery, id, process_id(), &|| true) {
-            if source.raw_os_error() != Some(EBUSY) || Instant::now() > until {
-                return Err(refused(Command::StartRecovery, id, source));
-            }
-            std::thread::sleep(LOOK_INTERVAL);
-        }
         let (told, mut cores) = (Told::default(), Cores::default());
         let judged = pages::judge(config.zero_copy, &*config.device, control.features());
         let way = Way::of(info.features, judged.is_ok());
         tell_way(id, way, judged);
-        // When this fails, the disk waits for the next process.
-        serve(config, (info, control.is_encoded(), way), &told, &mut cores)?;
-        let worth = || told.is_well();
-        let until = Instant::now() + PATIENCE;
-        let worth = || worth() && Instant::now() < until;
-        let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
-        ended.map_err(|source| match source.kind() {
-            _ if told.ended.load(Ordering::Acquire) => DiskError::TakenBack(id),
-            io::ErrorKind::Interrupted if Instant::now() >= until => DiskError::Unended(id),
-            _ => refused(Command::EndRecovery, id, source),
+        // Before the kernel is told: after a recovery in which it has seen some of the queues only, Linux up to 6.14 breaks at the
+        // next one.
+        let begun = serve(config, (info, control.is_encoded(), way), &told, &mut cores);
+        let (cores, control) = recovery::finish((id, ABANDON_TIME), (cores, begun), |cores| {
+            recovery::start(id, PATIENCE, || {
+                control.simple(Command::StartRecovery, id, process_id(), &|| true)
+            })?;
+            open_queues(id, &told, cores)?;
+            recovery::end(id, &told, PATIENCE, |worth| {
+                control.simple(Command::EndRecovery, id, process_id(), worth)
+            })?;
+            Ok(control)
         })?;
         let bytes = before.sectors * SECTOR;
         let (device, Told { failed, left, stats, .. }) = (Arc::clone(&config.device), told);
@@ -577,8 +575,12 @@ struct Told {
     failed: Arc<AtomicBool>,
     /// Before the disk is there, no place of a request may be taken back: the kernel would wait for it without end.
     ended: Arc<AtomicBool>,
+    /// Cores that have made their queues usable.
+    opened: Arc<AtomicUsize>,
     left: Arc<AtomicUsize>,
     stats: Arc<DiskStats>,
+    /// What the cores are told.
+    file: CharacterDevice,
 }
 
 impl Told {
@@ -595,7 +597,6 @@ fn serve(
     told: &Told,
     cores: &mut Cores<Message>,
 ) -> Result<(), DiskError> {
-    let file = Arc::new(open_character_device(info.id)?);
     let facts = Facts::new(&config.device.info(), info.max_io_bytes, config.read_only);
     let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
     let pages = info.features & feature::USER_COPY != 0;
@@ -610,19 +611,36 @@ fn serve(
     let started = cores.start(&reactor, pinned, |place| {
         let queue = u16::try_from(place).expect("there are as many cores as queues");
         let part = Part {
-            file: Arc::clone(&file),
+            file: Arc::clone(&told.file),
             device: Arc::clone(&config.device),
             queue: UblkQueue { queue, depth, max_io_bytes, ioctl_encode, pages },
             facts,
             way,
             failed: Arc::clone(&told.failed),
             ended: Arc::clone(&told.ended),
+            opened: Arc::clone(&told.opened),
             left: Arc::clone(&told.left),
             counters: told.stats.core(),
         };
         move |cx: &mut Context<'_>| Core::new(cx, part)
     });
     started.map_err(DiskError::Core)
+}
+
+/// Has the cores ask the kernel for requests: none of them before all can.
+fn open_queues(id: u32, told: &Told, cores: &Cores<Message>) -> Result<(), DiskError> {
+    let _ = told.file.set(Arc::new(open_character_device(id)?));
+    cores.tell(|| Message::Open);
+    let (until, count) = (Instant::now() + PATIENCE, cores.senders().len());
+    while told.opened.load(Ordering::Acquire) < count {
+        if !told.is_well() || !cores.is_running() || Instant::now() > until {
+            let text = "a queue of the disk cannot be opened; the log says why";
+            return Err(DiskError::Core(io::Error::other(text)));
+        }
+        std::thread::sleep(OPEN_INTERVAL);
+    }
+    cores.tell(|| Message::Fetch);
+    Ok(())
 }
 
 /// Opens `/dev/ublkcN`, which udev may still have to make, or another program to let go of.
@@ -640,6 +658,7 @@ fn open_character_device(id: u32) -> Result<File, DiskError> {
 
 /// Removes a disk that was not started.
 fn give_up(id: u32, cores: Cores<Message>) {
+    cores.tell(|| Message::Abandon);
     // The other way to the driver may still have a command.
     let deleted = Control::open().map(|mut control| {
         let until = Instant::now() + PATIENCE;

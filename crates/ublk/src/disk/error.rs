@@ -80,6 +80,19 @@ pub enum DiskError {
         s = PATIENCE.as_secs()
     )]
     Unended(u32),
+    /// The recovery has failed, and not all of what it had begun can be ended.
+    #[error(
+        "{source}. Of the threads that this process had begun for the disk, {count} do not end and have /dev/ublkc{id} open: this \
+         process has to end before one can go on with the disk"
+    )]
+    Stuck {
+        /// The number of the disk.
+        id: u32,
+        /// How many threads.
+        count: usize,
+        /// Why the recovery has failed.
+        source: Box<DiskError>,
+    },
     /// A core cannot be started.
     #[error("cannot start a core: {0}")]
     Core(io::Error),
