@@ -277,10 +277,25 @@ ended_by_loss() {
     wait "$(cat /tmp/connect.pid)" || rc=$?
     [ "$rc" = 1 ] || fail "its exit code is $rc: $(tail -n 3 /tmp/connect.err)"
 }
-# The only path is away for longer than -l says: the process ends with an error. A disk in use stays, and goes on with the next
-# process.
+# listener add|remove: the listener of the daemon comes, or goes.
+listener() { rpc nvmf_subsystem_$1_listener "$NQN" -t tcp -a 127.0.0.1 -s $PORT; }
+# lost DISK USER: takes the only path of a disk away, which USER has.  The process stays, says so once, and answers with errors.
+lost() {
+    local rc=0 said="$1 is in use by $2.*so this process stays and answers with errors"
+    : >/tmp/connect.err
+    listener remove
+    until_so 60 grep -q "$said" /tmp/connect.err
+    timeout 10 dd if=$1 of=/dev/null bs=4k count=1 iflag=direct 2>/tmp/dd.err || rc=$?
+    [ "$rc" = 1 ] && grep -q 'Input/output error' /tmp/dd.err || fail "a read has the exit code $rc: $(cat /tmp/dd.err)"
+    # (for longer than it may take until it looks again)
+    sleep 3
+    ! gone || fail "it has ended under its user: $(tail -n 3 /tmp/connect.err)"
+    [ "$(grep -c "$said" /tmp/connect.err)" = 1 ] || fail "it is told $(grep -c "$said" /tmp/connect.err) times"
+}
+# The only path is away for longer than -l says: requests fail at once, and the process ends with an error when nobody uses the disk
+# any more.
 given_up() {
-    local listener="-t tcp -a 127.0.0.1 -s $PORT"
+    local user
     begin -l 2
     mkfs.ext4 -q $DISK
     mkdir -p /tmp/mnt
@@ -288,25 +303,40 @@ given_up() {
     dd if=/dev/urandom of=/tmp/mnt/data bs=64k count=16 2>/dev/null
     md5sum /tmp/mnt/data >/tmp/sum
     sync
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_remove_listener "$NQN" $listener
-    ended_by_loss
-    [ -b $DISK ] || fail "the disk has ended under its mount"
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_add_listener "$NQN" $listener
-    attach -l 2
-    recovered
+    lost $DISK 'a mount'
     umount /tmp/mnt
+    ended_by_loss
+    [ ! -e $DISK ] || fail "$DISK is left over"
+    listener add
+    attach -l 2
     mount $DISK /tmp/mnt
     md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
     umount /tmp/mnt
-    # Nobody uses it: it goes with its process.
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_remove_listener "$NQN" $listener
+    sleep 600 <$DISK &
+    user=$!
+    sleep 1
+    lost $DISK "process $user"
+    kill $user
+    wait $user || true
     ended_by_loss
     [ ! -e $DISK ] || fail "$DISK is left over"
-    # shellcheck disable=SC2086  # several words
-    rpc nvmf_subsystem_add_listener "$NQN" $listener
+    listener add
+    # A signal has the disk stay for the next process, whose requests succeed.
+    attach -l 2
+    mount $DISK /tmp/mnt
+    lost $DISK 'a mount'
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    [ -b $DISK ] || fail "the disk has ended under its mount"
+    listener add
+    attach -l 2
+    recovered
+    umount /tmp/mnt
+    # Nobody uses it: it goes with its process.
+    listener remove
+    ended_by_loss
+    [ ! -e $DISK ] || fail "$DISK is left over"
+    listener add
 }
 
 # A process that was killed and is not missed: its disk is removed.
@@ -332,17 +362,59 @@ memory() {
     [ ! -e /dev/ublkc5 ] || fail "/dev/ublkc5 is still there"
 }
 
-# start_unit: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it has.
-start_unit() {
+# A daemon whose recovery of a disk fails, because it may not use the CPU of the second queue, has nothing of the disk open
+# afterwards: the same daemon goes on with it.
+recovery_fails() {
+    local rpc="$RACELINE rpc -s /tmp/run/second.sock" image=/root/recovery.img disk=/dev/ublkb5 n sleeper
+    truncate -s 16M $image
+    for n in 1 2; do
+        $RACELINE serve -r /tmp/run/second.sock >>/tmp/second.out 2>>/tmp/second.err &
+        echo $! >/tmp/connect.pid
+        until_so 60 $rpc spdk_get_version
+        $rpc bdev_aio_create $image again 512
+        [ $n = 1 ] || break
+        $rpc ublk_create_target
+        $rpc ublk_start_disk again 5 -q 2
+        dd if=/dev/urandom of=$disk bs=64k count=16 oflag=direct 2>/dev/null
+        kill -9 "$(cat /tmp/connect.pid)"
+        until_so 30 gone
+    done
+    $rpc ublk_create_target -m '[0,7]'
+    refused 'core 7 cannot be used' $rpc ublk_start_disk again 5 -q 2
+    refused 'core 7 cannot be used' $rpc ublk_start_disk again 5 -q 2
+    $rpc ublk_destroy_target
+    $rpc ublk_create_target
+    $rpc ublk_recover_disk again 5
+    dd if=$disk bs=64k count=16 iflag=direct 2>/dev/null | cmp -n $((1 << 20)) - $image || fail "the disk is another one"
+    # The end of a disk does not wait for a program that has it open for long. Its files go when that closes it.
+    sleep 600 <$disk &
+    sleeper=$!
+    timeout 30 $rpc ublk_stop_disk 5
+    [ ! -e $disk ] || fail "$disk is left over"
+    kill $sleeper
+    wait $sleeper || true
+    until_so 30 [ ! -e /dev/ublkc5 ]
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
+    ! grep -q 'panicked' /tmp/second.err || fail "it panicked: $(cat /tmp/second.err)"
+}
+
+# run_unit [OPTION...]: runs the command line of raceline-ublk@.service as it is written there, with no more capabilities than it
+# has, and with these options besides those of its file.
+run_unit() {
     local line caps
     line=$(sed -n 's/^ExecStart=//p' "$UNIT")
     caps=$(sed -n 's/^CapabilityBoundingSet=//p' "$UNIT" | tr A-Z a-z | sed 's/^cap_/+/; s/ cap_/,+/g')
     [ -n "$line" ] && [ -n "$caps" ] || fail "the unit has no command line, or all capabilities"
-    RACELINE_DISK_OPTIONS="-a 127.0.0.1 -s $PORT -n $NQN --ublk-id 7"
+    RACELINE_DISK_OPTIONS="-a 127.0.0.1 -s $PORT -n $NQN --ublk-id 7 $*"
     : >/tmp/connect.out
     # systemd divides a variable without quotes at its spaces, as the shell does.
     eval "exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,$caps $line" >/tmp/connect.out 2>>/tmp/connect.err &
     echo $! >/tmp/connect.pid
+}
+# start_unit [OPTION...]: as run_unit, and waits for the disk.
+start_unit() {
+    run_unit "$@"
     until_so 60 grep -q '"device":"/dev/ublkb7"' /tmp/connect.out
 }
 # This guest has no systemd. The unit's command line serves, sees that its disk is in use, goes on with it, and ends it.
@@ -379,6 +451,24 @@ unit() {
     kill "$(cat /tmp/connect.pid)"
     until_so 30 gone
     [ ! -e /dev/ublkb7 ] || fail "/dev/ublkb7 is left over"
+    # Its path is given up: the unit sees the mount then, too, and has the disk again when it is started once the path is back.
+    start_unit -l 2
+    mount /dev/ublkb7 /tmp/mnt
+    lost /dev/ublkb7 'a mount'
+    umount /tmp/mnt
+    ended_by_loss
+    [ ! -e /dev/ublkb7 ] || fail "/dev/ublkb7 is left over"
+    # (systemd starts it again until there is one)
+    run_unit -l 2
+    until_so 60 gone
+    [ ! -e /dev/ublkb7 ] || fail "there is a disk without a path"
+    listener add
+    start_unit -l 2
+    mount /dev/ublkb7 /tmp/mnt
+    md5sum -c /tmp/sum >/dev/null || fail "the file is not as it was written"
+    umount /tmp/mnt
+    kill "$(cat /tmp/connect.pid)"
+    until_so 30 gone
 }
 
 # From Linux 6.15 on a disk can be resized while it is there; before, it is told once that it keeps its size until it is attached
@@ -481,7 +571,6 @@ check tls 300 over_two 127.0.0.2 127.0.0.3 tls
 if_whole two-paths 300 over_two 127.0.0.4 127.0.0.5 plain
 check in-use 240 in_use
 if_whole memory 90 memory
-if_whole unit 300 unit
 if_whole resize 120 resize
 if_whole speed 240 speed
 cat /tmp/speed 2>/dev/null || true
@@ -489,6 +578,8 @@ check kernel-log 10 log_clean
 # From here on, disks end or lose their only path while they are in use.
 check given-up 240 given_up
 if_whole abandoned 90 abandoned
+if_whole recovery-fails 120 recovery_fails
+if_whole unit 300 unit
 check under-io 90 under_io
-check kernel-log-of-losses 10 log_clean '(EXT4-fs|JBD2|I/O error).*ublkb|ublkb.*(I/O error|lost)'
+check kernel-log-of-losses 10 log_clean '(EXT4-fs|JBD2|Aborting journal|I/O error).*ublkb|ublkb.*(I/O error|lost)|callbacks suppressed'
 finish

@@ -1,6 +1,7 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
 mod disconnect;
+mod loss;
 mod namespace;
 mod queues;
 mod registry;
@@ -23,6 +24,7 @@ use serde::Serialize;
 
 pub(crate) use self::disconnect::disconnect;
 use self::disconnect::name_of;
+use self::loss::{InUse, Loss, Verdict};
 use self::queues::Plan;
 use self::registry::{Entry, Noted, Registry};
 use crate::cli::connect::{DiskArgs, DiskKind};
@@ -102,16 +104,38 @@ impl Source {
         }
     }
 
-    /// Whether its controller is there, or may still come back: one that was given up never does in this process. (A session of
-    /// a logical unit is never given up.)
-    fn check(&self) -> Result<(), Failure> {
-        let Self::Namespace(namespace) = self else { return Ok(()) };
-        let Some(error) = namespace.failure() else { return Ok(()) };
-        Err(Failure::runtime(format!(
-            "{}: the controller was given up ({error}), and every request fails: this process ends. The same command line makes \
-             the disk anew once the controller can be reached; with --ctrl-loss-tmo -1, I/O waits for it instead",
-            namespace.info().name
-        )))
+    /// Its name, and why its controller was given up, if it was: in this process it never comes back. (A session of a logical
+    /// unit is never given up.)
+    fn loss(&self) -> Option<String> {
+        let Self::Namespace(namespace) = self else { return None };
+        let error = namespace.failure()?;
+        Some(format!("{}: the controller was given up ({error})", namespace.info().name))
+    }
+}
+
+/// A disk, as its process looks at it.
+trait Watched {
+    /// Looks whether it is there, and has it follow the size of its device.
+    fn look(&mut self) -> Result<(), Failure>;
+
+    /// Who uses it, and would wait without this process instead of getting errors.
+    fn user(&self) -> Option<InUse>;
+}
+
+/// Why a disk ends.
+enum End {
+    /// A signal asks for it.
+    Asked,
+    /// The controller was given up, and nobody uses the disk.
+    GivenUp(Failure),
+}
+
+impl End {
+    fn result(self) -> Result<(), Failure> {
+        match self {
+            Self::Asked => Ok(()),
+            Self::GivenUp(failure) => Err(failure),
+        }
     }
 }
 
@@ -236,10 +260,10 @@ fn serve_nbd(
         zero_copy: None,
         pid: std::process::id(),
     };
-    let ended = print(&ready, &uses).and_then(|()| wait(source, &server, interrupt));
+    let ended = print(&ready, &uses).and_then(|()| wait_with(source, interrupt, &server));
     server.stop();
     drop(noted);
-    ended
+    ended.and_then(End::result)
 }
 
 /// Notes the disk down for `disconnect`, until the note is dropped. What cannot be noted down is still a disk.
@@ -272,32 +296,45 @@ fn print(ready: &Ready<'_>, uses: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits for a signal that requests the end. Clients that connect learn the size that the device has then; NBD has no
-/// way to tell those that are connected.
-fn wait(source: &Source, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    wait_with(source, interrupt, || match server.is_running() {
-        true => Ok(()),
-        false => Err(Failure::runtime("a core of the NBD server has ended; the log says why")),
-    })
+impl Watched for &Server {
+    /// Clients that connect learn the size that the device has then; NBD has no way to tell those that are connected.
+    fn look(&mut self) -> Result<(), Failure> {
+        match self.is_running() {
+            true => Ok(()),
+            false => Err(Failure::runtime("a core of the NBD server has ended; the log says why")),
+        }
+    }
+
+    /// Clients lose their connections with the process, and their requests fail by that.
+    fn user(&self) -> Option<InUse> {
+        None
+    }
 }
 
-/// Waits for a signal that requests the end, and follows the size of the device. `look` looks once a second at least whether the
-/// disk is there. It is an error, too, when the controller was given up: a service manager starts the program again then. systemd
-/// learns that the process goes on, and when it begins to end.
+/// Waits for a signal that requests the end, and looks at the disk once a second at least. The wait also ends when the controller
+/// was given up and nobody uses the disk: a service manager starts the program again then. systemd learns that the process goes on,
+/// why it stays without a controller, and when it begins to end.
 fn wait_with(
     source: &Source,
     interrupt: &Interrupt,
-    mut look: impl FnMut() -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    mut disk: impl Watched,
+) -> Result<End, Failure> {
     let _sizes = Following::start(source.device())?;
-    let mut watchdog = Watchdog::new();
+    let (mut watchdog, mut loss) = (Watchdog::new(), Loss::default());
     while interrupt.wait(watchdog.interval()).is_none() {
-        source.check()?;
-        look()?;
+        match loss.judge(source.loss(), || disk.user()) {
+            Verdict::GoesOn | Verdict::Stays(None) => {}
+            Verdict::Stays(Some(said)) => {
+                tracing::error!("{}", said.log);
+                serve::tell(&[NotifyState::Status(&said.status)]);
+            }
+            Verdict::Ends(why) => return Ok(End::GivenUp(Failure::runtime(why))),
+        }
+        disk.look()?;
         watchdog.look();
     }
     serve::tell(&[NotifyState::Stopping]);
-    Ok(())
+    Ok(End::Asked)
 }
 
 /// `disk-NAME.sock` in the folder of this user, with the name of the subsystem and namespace, or that of this process.

@@ -1,5 +1,5 @@
 //! A disk of a virtual machine (`connect --as vhost-user`) over two paths with TLS. Each path is lost under the machine's
-//! requests and comes back; the machine sees no error, and the target has what was written.
+//! requests and comes back; the machine sees no error, and the target has what was written. Then one over a path that is given up.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,15 +11,17 @@ mod support;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use guest::{DATA, DISCARD, FLUSH, Guest, READ, USUAL, WRITE, ZEROES};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{Disk, Scratch, Served, call, own_address, run, run_with_input, wait_for};
+use support::{Disk, Export, Scratch, Served, call, own_address, run, run_with_input, wait_for};
 
 const NQN: &str = "nqn.2026-01.io.raceline:machine";
 const HOST: &str = "nqn.2014-08.org.example:machine";
@@ -334,4 +336,53 @@ fn a_daemon_is_killed_and_then_the_other_one() {
     assert!(people.contains("lost"), "{people}");
     daemons.iter_mut().for_each(|daemon| daemon.end(Signal::TERM));
     check(&file, &places);
+}
+
+/// The state of its unit that a program tells systemd, by a socket.
+fn unit_state(notified: &UnixDatagram) -> String {
+    notified.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut bytes = [0; 4096];
+    loop {
+        let len = notified.recv(&mut bytes).expect("the unit has no state");
+        let text = String::from_utf8_lossy(&bytes[..len]).into_owned();
+        if let Some(state) = text.lines().find_map(|line| line.strip_prefix("STATUS=")) {
+            return state.to_owned();
+        }
+    }
+}
+
+/// The only path is away for longer than `-l` says: the requests of the machine fail, and the process stays until the machine is
+/// gone.
+#[test]
+fn a_disk_that_is_given_up_answers_its_machine_with_errors() {
+    let scratch = Scratch::new();
+    let target = Export::start(&["ram:4M"]);
+    let (socket, notify) = (scratch.path("disk.sock"), scratch.path("notify.sock"));
+    let notified = UnixDatagram::bind(&notify).unwrap();
+    let unit = format!("NOTIFY_SOCKET={notify}");
+    let words = ["--as", "vhost-user", "--socket", &socket, "-l", "1", "-c", "1"];
+    let disk = Disk::start_by(&["env", &unit], &target.host(&words));
+    let mut guest = Guest::boot(Path::new(&socket), USUAL);
+    assert_eq!(guest.write(0, 0, &[7; 4096]), 0);
+    drop(target);
+    let state = unit_state(&notified);
+    let used = format!("A virtual machine is connected to {socket}");
+    assert!(state.contains("every request fails") && state.contains(&used), "{state}");
+    // For longer than two looks at who uses the disk.
+    for _ in 0..3 {
+        assert_eq!(guest.write(0, 0, &[7; 4096]), 1, "no error");
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    drop(guest);
+    let (code, people) = disk.finish();
+    assert_eq!(code, Some(1), "{people}");
+    assert_eq!(
+        people.matches("so this process stays and answers with errors").count(),
+        1,
+        "{people}"
+    );
+    assert!(
+        people.contains("this process ends. The same command line makes the disk anew"),
+        "{people}"
+    );
 }

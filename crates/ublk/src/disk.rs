@@ -1,5 +1,8 @@
 //! A disk: added, started, served, and ended; or taken over from a process that was killed.
 
+mod error;
+mod recovery;
+
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
@@ -12,12 +15,15 @@ use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
 use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 
 use crate::control::Control;
-use crate::pages::{self, Reason, Way};
+use crate::pages::{self, CharacterDevice, Reason, Way};
 use crate::plan::Facts;
 use crate::serve::{Core, Message, Part};
 use crate::size::{Refusal, Size};
 use crate::uapi::{Command, DeviceInfo, Params, SECTOR, attribute, feature, state};
 use crate::users::{self, User};
+
+pub use self::error::DiskError;
+use self::recovery::{ABANDON_TIME, Found, wait_for_end};
 
 /// Requests of a queue at a time, unless told otherwise.
 pub const DEFAULT_DEPTH: u16 = 128;
@@ -47,11 +53,17 @@ const DEATH_TIME: Duration = Duration::from_secs(60);
 /// How often it looks.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often it is looked whether all cores have made their queues usable.
+const OPEN_INTERVAL: Duration = Duration::from_millis(1);
+
 /// How long the kernel may take, after it has said that a process has ended, to take back the places of that one's requests.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
 /// How long what is at the device of a disk that is left may still take.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
+
+/// How long the end of a disk waits until all have closed it.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
 
 /// Sizes and numbers of a core's buffers: those of the network; data have their own.
 const POOL: [(usize, usize); 2] = [(4 << 10, 256), (64 << 10, 64)];
@@ -118,98 +130,6 @@ impl DiskConfig {
     }
 }
 
-/// Why there is no disk.
-#[derive(Debug, thiserror::Error)]
-pub enum DiskError {
-    /// The configuration cannot be.
-    #[error("{0}")]
-    Invalid(String),
-    /// No io_uring.
-    #[error(
-        "a ublk disk needs io_uring with entries of 128 bytes, which this process cannot have ({0}): containers and the \
-         sysctl kernel.io_uring_disabled forbid it; allow io_uring_setup in the container's system-call filter, or use NBD"
-    )]
-    NoRing(io::Error),
-    /// No driver.
-    #[error(
-        "this kernel (Linux {0}) has no ublk driver at work: there is no /dev/ublk-control. Load it by `modprobe ublk_drv`, \
-         which Linux 6.0 and newer have if they are built with CONFIG_BLK_DEV_UBLK, or use NBD"
-    )]
-    NoDriver(String),
-    /// Not root.
-    #[error("/dev/ublk-control cannot be used by this user: only root makes disks of this kind")]
-    NotPermitted,
-    /// A file cannot be opened.
-    #[error("cannot open {0}: {1}")]
-    Open(String, io::Error),
-    /// The number is in use.
-    #[error(
-        "/dev/ublkb{0} is there already, and it is no disk of this device without a process; choose another number"
-    )]
-    InUse(u32),
-    /// What is found does not fit to the device.
-    #[error(
-        "cannot go on with /dev/ublkb{id}, whose process has ended: {why}; end it by `raceline disconnect -d /dev/ublkb{id}`"
-    )]
-    Other {
-        /// Its number.
-        id: u32,
-        /// What does not fit.
-        why: String,
-    },
-    /// The kernel has not seen the end of the process.
-    #[error(
-        "to the kernel, process {pid} still serves /dev/ublkb{id}, and has not been seen here for {s} s: if it runs in another \
-         container, end it there. If it has ended, the kernel's driver waits for a request that it lost, and only a restart of \
-         the machine removes the disk: nothing that was flushed is lost, and `raceline connect --as ublk` with another \
-         `--ublk-id` makes another disk of the same device",
-        s = DEATH_TIME.as_secs()
-    )]
-    Unseen {
-        /// The number of the disk.
-        id: u32,
-        /// The process.
-        pid: i32,
-    },
-    /// A command was refused.
-    #[error("the kernel refuses {command} for /dev/ublkb{id}: {source}")]
-    Command {
-        /// The name of the command.
-        command: &'static str,
-        /// The number of the disk.
-        id: u32,
-        /// Why.
-        source: io::Error,
-    },
-    /// The kernel ended what had begun.
-    #[error(
-        "the kernel took back what this process had for requests of /dev/ublkb{0}, because it saw the end of the former process \
-         late: begin the disk again, and it goes on"
-    )]
-    TakenBack(u32),
-    /// The kernel does not end a recovery.
-    #[error(
-        "the kernel has not gone on with /dev/ublkb{0} for {s} s after this process was there for it: begin the disk again, or \
-         remove it by `raceline disconnect -d /dev/ublkb{0}`",
-        s = PATIENCE.as_secs()
-    )]
-    Unended(u32),
-    /// A core cannot be started.
-    #[error("cannot start a core: {0}")]
-    Core(io::Error),
-    /// The device has another size, which the kernel cannot give the disk.
-    #[error(
-        "the device has {now} bytes instead of {before}, and the disk keeps its size: a kernel before Linux 6.15 cannot \
-         change it. Disconnect and connect again for the new size"
-    )]
-    NoResize {
-        /// Before.
-        before: u64,
-        /// Now.
-        now: u64,
-    },
-}
-
 /// What has become of a disk whose process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -243,10 +163,14 @@ impl Disk {
     pub fn start(config: &DiskConfig) -> Result<Self, DiskError> {
         check_config(config)?;
         let mut control = Control::open()?;
-        match find(&mut control, config)? {
-            Some(found) => Self::recover(control, config, &found),
-            None => Self::create(control, config),
+        if let Some(info) = find(&mut control, config)? {
+            match wait_for_end(info.id, DEATH_TIME, || control.info(info.id))? {
+                Found::Left => return Self::recover(control, config, &info),
+                Found::Served => return Err(DiskError::InUse(info.id)),
+                Found::Removed => {}
+            }
         }
+        Self::create(control, config)
     }
 
     fn create(mut control: Control, config: &DiskConfig) -> Result<Self, DiskError> {
@@ -269,11 +193,14 @@ impl Disk {
             let set = control.set_params(id, &params);
             set.map_err(|source| refused(Command::SetParams, id, source))?;
             serve(config, (&info, control.is_encoded(), way), &told, &mut cores)?;
+            open_queues(id, &told, &cores)?;
             let worth = || told.is_well();
             let started = control.simple(Command::Start, id, process_id(), &worth);
             started.map_err(|source| refused(Command::Start, id, source))
         };
         if let Err(error) = begin() {
+            // It has the character device open, for which the removal waits, as do the cores.
+            drop(told);
             give_up(id, cores);
             return Err(error);
         }
@@ -291,37 +218,26 @@ impl Disk {
         info: &DeviceInfo,
     ) -> Result<Self, DiskError> {
         let id = info.id;
-        if !waits(id, DEATH_TIME, || control.info(id))? {
-            return Err(DiskError::InUse(id));
-        }
         let before =
             control.params(id).map_err(|source| refused(Command::GetParams, id, source))?;
         let wanted = params(&config.device.info(), info.max_io_bytes, config.read_only);
         fits(&before, &wanted).map_err(|why| DiskError::Other { id, why })?;
-        // The kernel says that a process has ended before it takes back the places of requests, and may take back those of this
-        // process as well.
-        std::thread::sleep(SETTLE_TIME);
-        let until = Instant::now() + PATIENCE;
-        while let Err(source) = control.simple(Command::StartRecovery, id, process_id(), &|| true) {
-            if source.raw_os_error() != Some(EBUSY) || Instant::now() > until {
-                return Err(refused(Command::StartRecovery, id, source));
-            }
-            std::thread::sleep(LOOK_INTERVAL);
-        }
         let (told, mut cores) = (Told::default(), Cores::default());
         let judged = pages::judge(config.zero_copy, &*config.device, control.features());
         let way = Way::of(info.features, judged.is_ok());
         tell_way(id, way, judged);
-        // When this fails, the disk waits for the next process.
-        serve(config, (info, control.is_encoded(), way), &told, &mut cores)?;
-        let worth = || told.is_well();
-        let until = Instant::now() + PATIENCE;
-        let worth = || worth() && Instant::now() < until;
-        let ended = control.simple(Command::EndRecovery, id, process_id(), &worth);
-        ended.map_err(|source| match source.kind() {
-            _ if told.ended.load(Ordering::Acquire) => DiskError::TakenBack(id),
-            io::ErrorKind::Interrupted if Instant::now() >= until => DiskError::Unended(id),
-            _ => refused(Command::EndRecovery, id, source),
+        // Before the kernel is told: after a recovery in which it has seen some of the queues only, Linux up to 6.14 breaks at the
+        // next one.
+        let begun = serve(config, (info, control.is_encoded(), way), &told, &mut cores);
+        let (cores, control) = recovery::finish((id, ABANDON_TIME), (cores, begun), |cores| {
+            recovery::start(id, PATIENCE, || {
+                control.simple(Command::StartRecovery, id, process_id(), &|| true)
+            })?;
+            open_queues(id, &told, cores)?;
+            recovery::end(id, &told, PATIENCE, |worth| {
+                control.simple(Command::EndRecovery, id, process_id(), worth)
+            })?;
+            Ok(control)
         })?;
         let bytes = before.sectors * SECTOR;
         let (device, Told { failed, left, stats, .. }) = (Arc::clone(&config.device), told);
@@ -419,7 +335,8 @@ impl Disk {
         }
     }
 
-    /// Ends the disk after what is in flight, and removes its files, whoever uses it.
+    /// Ends the disk after what is in flight, and removes its files, whoever uses it: from then on, that one gets errors. The
+    /// character device stays until all have closed the disk, which is waited for a short time only.
     ///
     /// # Errors
     /// When the kernel refuses; then the disk may be left over.
@@ -431,8 +348,7 @@ impl Disk {
             return stopped;
         }
         self.cores.join();
-        let deleted = self.control.simple(Command::Delete, self.id, 0, &|| true);
-        match deleted {
+        match delete(&mut self.control, self.id) {
             // Somebody else has removed it.
             Err(source) if source.raw_os_error() == Some(ENODEV) => Ok(()),
             deleted => deleted.map_err(|source| refused(Command::Delete, self.id, source)),
@@ -478,7 +394,7 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
     let mut control = Control::open()?;
     match control.info(id) {
         Ok(info) if Mark::is_ours(info.mark) && is_orphan(&info) => {
-            if !waits(id, DEATH_TIME, || control.info(id))? {
+            if wait_for_end(id, DEATH_TIME, || control.info(id))? != Found::Left {
                 return Ok(false);
             }
         }
@@ -486,32 +402,17 @@ pub fn remove_orphan(path: &str) -> Result<bool, DiskError> {
     }
     let stopped = control.simple(Command::Stop, id, 0, &|| true);
     stopped.map_err(|source| refused(Command::Stop, id, source))?;
-    let until = Instant::now() + LEAVE_TIME;
-    match control.simple(Command::Delete, id, 0, &|| Instant::now() < until) {
-        // The kernel has it go when the last program closes it.
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(true),
-        deleted => deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source)),
-    }
+    let deleted = delete(&mut control, id);
+    deleted.map(|()| true).map_err(|source| refused(Command::Delete, id, source))
 }
 
-/// Waits until the kernel has seen that the process of a disk has ended; false if another process serves it by then, or it is
-/// gone. Meanwhile nothing but the state may be asked for: other commands wait for a lock that the driver keeps, and nothing ends their wait.
-fn waits(
-    id: u32,
-    patience: Duration,
-    mut info: impl FnMut() -> io::Result<DeviceInfo>,
-) -> Result<bool, DiskError> {
-    let until = Instant::now() + patience;
-    loop {
-        match info() {
-            Ok(info) if info.state != state::LIVE => return Ok(true),
-            Ok(info) if !is_orphan(&info) => return Ok(false),
-            Ok(info) if Instant::now() > until => {
-                return Err(DiskError::Unseen { id, pid: info.pid });
-            }
-            Ok(_) => std::thread::sleep(LOOK_INTERVAL),
-            Err(_) => return Ok(false),
-        }
+/// Removes the files of a disk that has ended.
+fn delete(control: &mut Control, id: u32) -> io::Result<()> {
+    let until = Instant::now() + CLOSE_TIME;
+    match control.simple(Command::Delete, id, 0, &|| Instant::now() < until) {
+        // The kernel has it go when the last program closes it.
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        deleted => deleted,
     }
 }
 
@@ -674,8 +575,12 @@ struct Told {
     failed: Arc<AtomicBool>,
     /// Before the disk is there, no place of a request may be taken back: the kernel would wait for it without end.
     ended: Arc<AtomicBool>,
+    /// Cores that have made their queues usable.
+    opened: Arc<AtomicUsize>,
     left: Arc<AtomicUsize>,
     stats: Arc<DiskStats>,
+    /// What the cores are told.
+    file: CharacterDevice,
 }
 
 impl Told {
@@ -692,7 +597,6 @@ fn serve(
     told: &Told,
     cores: &mut Cores<Message>,
 ) -> Result<(), DiskError> {
-    let file = Arc::new(open_character_device(info.id)?);
     let facts = Facts::new(&config.device.info(), info.max_io_bytes, config.read_only);
     let (depth, max_io_bytes) = (info.depth, info.max_io_bytes);
     let pages = info.features & feature::USER_COPY != 0;
@@ -707,19 +611,36 @@ fn serve(
     let started = cores.start(&reactor, pinned, |place| {
         let queue = u16::try_from(place).expect("there are as many cores as queues");
         let part = Part {
-            file: Arc::clone(&file),
+            file: Arc::clone(&told.file),
             device: Arc::clone(&config.device),
             queue: UblkQueue { queue, depth, max_io_bytes, ioctl_encode, pages },
             facts,
             way,
             failed: Arc::clone(&told.failed),
             ended: Arc::clone(&told.ended),
+            opened: Arc::clone(&told.opened),
             left: Arc::clone(&told.left),
             counters: told.stats.core(),
         };
         move |cx: &mut Context<'_>| Core::new(cx, part)
     });
     started.map_err(DiskError::Core)
+}
+
+/// Has the cores ask the kernel for requests: none of them before all can.
+fn open_queues(id: u32, told: &Told, cores: &Cores<Message>) -> Result<(), DiskError> {
+    let _ = told.file.set(Arc::new(open_character_device(id)?));
+    cores.tell(|| Message::Open);
+    let (until, count) = (Instant::now() + PATIENCE, cores.senders().len());
+    while told.opened.load(Ordering::Acquire) < count {
+        if !told.is_well() || !cores.is_running() || Instant::now() > until {
+            let text = "a queue of the disk cannot be opened; the log says why";
+            return Err(DiskError::Core(io::Error::other(text)));
+        }
+        std::thread::sleep(OPEN_INTERVAL);
+    }
+    cores.tell(|| Message::Fetch);
+    Ok(())
 }
 
 /// Opens `/dev/ublkcN`, which udev may still have to make, or another program to let go of.
@@ -737,6 +658,7 @@ fn open_character_device(id: u32) -> Result<File, DiskError> {
 
 /// Removes a disk that was not started.
 fn give_up(id: u32, cores: Cores<Message>) {
+    cores.tell(|| Message::Abandon);
     // The other way to the driver may still have a command.
     let deleted = Control::open().map(|mut control| {
         let until = Instant::now() + PATIENCE;

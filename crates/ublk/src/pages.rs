@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use raceline_bdev::Bdev;
 
@@ -93,23 +93,30 @@ pub(crate) fn features(judged: Result<(), Reason>) -> u64 {
 
 /// The data of a queue's requests, which its character device reads and writes.
 pub(crate) struct Pages {
-    file: Arc<File>,
+    file: CharacterDevice,
     queue: u16,
 }
 
+/// The character device of a disk, once it is open.
+pub(crate) type CharacterDevice = Arc<OnceLock<Arc<File>>>;
+
 impl Pages {
-    pub(crate) fn new(file: Arc<File>, queue: u16) -> Self {
+    pub(crate) fn new(file: CharacterDevice, queue: u16) -> Self {
         Self { file, queue }
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        self.file.get().map(|file| &**file).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
 impl Copier for Pages {
     fn take(&mut self, tag: u16, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, data_offset(self.queue, tag))
+        self.file()?.read_exact_at(buf, data_offset(self.queue, tag))
     }
 
     fn give(&mut self, tag: u16, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, data_offset(self.queue, tag))
+        self.file()?.write_all_at(data, data_offset(self.queue, tag))
     }
 }
 
@@ -171,7 +178,7 @@ mod tests {
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         let file = Arc::new(file);
-        let mut pages = Pages::new(Arc::clone(&file), 0);
+        let mut pages = Pages::new(Arc::new(OnceLock::from(Arc::clone(&file))), 0);
         pages.give(2, b"data of tag 2").unwrap();
         let mut found = [0; 13];
         file.read_exact_at(&mut found, 0x8400_0000).unwrap();

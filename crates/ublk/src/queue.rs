@@ -85,6 +85,8 @@ pub(crate) struct Queue {
     asked: usize,
     /// The disk is left to the next process: the device is asked for nothing more.
     leaving: bool,
+    /// What the kernel has is left to it.
+    abandoned: bool,
     requests: VecDeque<Request>,
     commands: VecDeque<(UblkCommand, IoBuf)>,
     zeroes: Option<SharedBuf>,
@@ -111,6 +113,7 @@ impl Queue {
             working: 0,
             asked: 0,
             leaving: false,
+            abandoned: false,
             requests: VecDeque::with_capacity(depth.into()),
             commands: (0..depth).map(fetch).collect(),
             zeroes: None,
@@ -354,14 +357,21 @@ impl Queue {
         self.leaving && self.asked == 0
     }
 
+    /// Leaves, and waits for no command that the kernel has: the queue is over once nothing of it is at the device.
+    pub(crate) fn abandon(&mut self) {
+        self.leave();
+        self.abandoned = true;
+    }
+
     /// The next command to the kernel.
     pub(crate) fn poll_command(&mut self) -> Option<(UblkCommand, IoBuf)> {
         self.commands.pop_front()
     }
 
-    /// Whether no tag has anything to do any more, and it is known why.
+    /// Whether no tag has anything to do any more, and it is known why; or it is abandoned, and the device has nothing of it.
     pub(crate) fn is_over(&self) -> bool {
-        self.fetching == 0 && self.working == 0 && self.doubt.is_none()
+        let has_ended = self.fetching == 0 && self.working == 0 && self.doubt.is_none();
+        has_ended || self.abandoned && self.has_left()
     }
 
     /// Why a tag has ended, if not because the disk has.

@@ -1,6 +1,5 @@
 //! The work of a core: one queue of a disk, and a channel to the device.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +9,7 @@ use raceline_bdev::{Channel, DiskCounters, Done, SharedBdev};
 use raceline_reactor::ublk::UblkQueue;
 use raceline_reactor::{Completion, Context, Outcome, Service, Token};
 
-use crate::pages::{Pages, Way};
+use crate::pages::{CharacterDevice, Pages, Way};
 use crate::plan::Facts;
 use crate::queue::{Data, Ended, Queue};
 
@@ -27,17 +26,23 @@ const DOUBT_TIME: Duration = Duration::from_secs(10);
 
 /// What other threads tell a core.
 pub(crate) enum Message {
+    /// The character device is open: make the queue usable.
+    Open,
+    /// All cores have theirs: ask the kernel for requests.
+    Fetch,
     /// The disk has this many bytes from now on.
     Resized(u64),
     /// The disk is left to another process: answer what is at the device, and begin nothing.
     Leave,
+    /// The disk does not become this process's: end as soon as nothing is at the device, whatever the kernel has.
+    Abandon,
     /// This process ends the disk.
     Ends,
 }
 
 /// What a core serves.
 pub(crate) struct Part {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: CharacterDevice,
     pub(crate) device: SharedBdev,
     pub(crate) queue: UblkQueue,
     pub(crate) facts: Facts,
@@ -46,6 +51,8 @@ pub(crate) struct Part {
     pub(crate) failed: Arc<AtomicBool>,
     /// Set when the kernel has taken the place of a request back.
     pub(crate) ended: Arc<AtomicBool>,
+    /// Cores that have made their queues usable, after [`Message::Open`].
+    pub(crate) opened: Arc<AtomicUsize>,
     /// Cores that have nothing at the device any more, after [`Message::Leave`].
     pub(crate) left: Arc<AtomicUsize>,
     /// Where this core counts.
@@ -56,6 +63,11 @@ pub(crate) struct Part {
 pub(crate) struct Core {
     queue: Queue,
     number: u16,
+    /// Of the kernel: what it has not been asked for yet.
+    file: CharacterDevice,
+    own: UblkQueue,
+    fetches: bool,
+    opened: Arc<AtomicUsize>,
     channel: Box<dyn Channel>,
     done: Vec<Done>,
     failed: Arc<AtomicBool>,
@@ -78,10 +90,13 @@ impl Core {
             Way::Copied => Data::Copied(Box::new(pages)),
             Way::Pages => Data::Pages(Box::new(pages)),
         };
-        cx.io.open_ublk(part.file, part.queue)?;
-        let mut core = Self {
+        let core = Self {
             queue: Queue::new(part.facts, depth, data),
             number,
+            file: part.file,
+            own: part.queue,
+            fetches: false,
+            opened: part.opened,
             channel,
             done: Vec::new(),
             failed: part.failed,
@@ -92,8 +107,22 @@ impl Core {
             finished: false,
         };
         core.counters.queue_began();
-        core.send(cx);
         Ok(core)
+    }
+
+    /// Makes the queue of the kernel usable.
+    fn open(&mut self, cx: &mut Context<'_>) {
+        let file = self.file.get().map(Arc::clone);
+        let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        match file.and_then(|file| cx.io.open_ublk(file, self.own)) {
+            Ok(()) => {
+                self.opened.fetch_add(1, Ordering::AcqRel);
+            }
+            Err(error) => {
+                tracing::error!(queue = self.number, "a queue of a disk cannot be opened: {error}");
+                self.failed.store(true, Ordering::Release);
+            }
+        }
     }
 
     /// Sends what is ready to go, both ways.
@@ -107,6 +136,9 @@ impl Core {
                 break;
             }
             self.collect();
+        }
+        if !self.fetches {
+            return;
         }
         while let Some((command, buf)) = self.queue.poll_command() {
             let token = Token { owner: COMMANDS, generation: 0, index: command.tag.into() };
@@ -139,10 +171,13 @@ impl Core {
 impl Service for Core {
     type Message = Message;
 
-    fn handle_message(&mut self, _cx: &mut Context<'_>, message: Message) {
+    fn handle_message(&mut self, cx: &mut Context<'_>, message: Message) {
         match message {
+            Message::Open => self.open(cx),
+            Message::Fetch => self.fetches = true,
             Message::Resized(bytes) => self.queue.set_bytes(bytes),
             Message::Leave => self.queue.leave(),
+            Message::Abandon => self.queue.abandon(),
             Message::Ends => self.queue.end_is_seen(),
         }
     }

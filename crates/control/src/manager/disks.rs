@@ -278,18 +278,22 @@ fn vhost_errno(error: &ServerError) -> i32 {
 }
 
 fn ublk_error(error: &DiskError) -> ManagerError {
-    let errno = match error {
+    ManagerError::Disk { errno: ublk_errno(error), text: error.to_string() }
+}
+
+fn ublk_errno(error: &DiskError) -> i32 {
+    match error {
         DiskError::Invalid(_) => libc::EINVAL,
         DiskError::NoDriver(_) => libc::ENODEV,
         DiskError::NoRing(_) | DiskError::NotPermitted => libc::EPERM,
         DiskError::InUse(_) | DiskError::TakenBack(_) | DiskError::Unseen { .. } => libc::EBUSY,
         DiskError::Unended(_) => libc::ETIMEDOUT,
+        DiskError::Stuck { source, .. } => ublk_errno(source),
         DiskError::Open(_, source)
         | DiskError::Core(source)
         | DiskError::Command { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         DiskError::Other { .. } | DiskError::NoResize { .. } => libc::EIO,
-    };
-    ManagerError::Disk { errno, text: error.to_string() }
+    }
 }
 
 impl Change<'_> {

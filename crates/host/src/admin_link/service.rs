@@ -334,8 +334,9 @@ impl HostService {
             let HostConfig { subnqn: nqn, address, .. } = &**config;
             tracing::error!(
                 event = "path", %nqn, %address, %error,
-                "the last path to the controller is given up, and all its I/O fails: end what uses it and connect anew; a \
-                 longer ctrl_loss_tmo (-1: for ever) has I/O wait instead"
+                "the last path to the controller is given up, and all its I/O fails: let go of the disk or program that uses \
+                 it, and connect anew, which the unit of a disk does by itself once nobody uses the disk; a longer \
+                 ctrl_loss_tmo (-1: for ever) has I/O wait instead"
             );
         }
     }

@@ -8,7 +8,7 @@ use raceline_bdev::SharedBdev;
 use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
 use super::registry::{END_TIME, Entry, LOOK_INTERVAL, Registry};
-use super::{Ready, Source, Way, note, print, wait_with};
+use super::{End, InUse, Ready, Source, Watched, Way, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
 use crate::failure::Failure;
@@ -68,8 +68,13 @@ pub(super) fn serve(
     };
     let copied = if disk.is_zero_copy() { ", to which data go without a copy" } else { "" };
     let uses = format!("it is the block device {place}{copied}");
-    let ended = print(&ready, &uses).and_then(|()| wait(source, &mut disk, interrupt));
-    let stopped = match disk.end() {
+    let ended = print(&ready, &uses).and_then(|()| wait_with(source, interrupt, &mut disk));
+    let stopped = match &ended {
+        // Nobody used it at the last look. Who has opened it since gets errors; the I/O of a disk that is left would wait.
+        Ok(End::GivenUp(_)) => disk.stop().map(|()| Ended::Removed),
+        _ => disk.end(),
+    };
+    let stopped = match stopped {
         Ok(Ended::Removed) => Ok(()),
         Ok(Ended::Left(user)) => {
             let command: Vec<String> = std::env::args().collect();
@@ -81,7 +86,7 @@ pub(super) fn serve(
         Err(error) => Err(failure(&error)),
     };
     drop(noted);
-    ended.and(stopped)
+    ended.and_then(End::result).and(stopped)
 }
 
 /// What people are told of a disk whose users would lose it.
@@ -99,23 +104,30 @@ fn left(place: &str, user: User, command: &[String]) -> String {
     )
 }
 
-/// Waits for a signal that requests the end. The disk gets the size that the device has.
-fn wait(source: &Source, disk: &mut Disk, interrupt: &Interrupt) -> Result<(), Failure> {
-    let place = disk.path();
-    wait_with(source, interrupt, || {
-        if !disk.is_running() {
+impl Watched for &mut Disk {
+    /// The disk gets the size that the device has.
+    fn look(&mut self) -> Result<(), Failure> {
+        let place = self.path();
+        if !self.is_running() {
             return Err(Failure::runtime(format!(
                 "{place} has ended, was removed by another program, or the kernel has refused a command of it; the log may \
                  say why"
             )));
         }
-        match disk.follow_size() {
+        match self.follow_size() {
             Ok(None) => {}
             Ok(Some(bytes)) => tracing::info!("{place} has {bytes} bytes now"),
             Err(error) => tracing::warn!("{place}: {error}"),
         }
         Ok(())
-    })
+    }
+
+    fn user(&self) -> Option<InUse> {
+        let place = self.path();
+        let user = raceline_ublk::user(&place)?;
+        let by = format!("{place} is in use by {user}");
+        Some(InUse { by, remedy: "Let go of it (umount, swapoff, the end of the program)" })
+    }
 }
 
 /// How the kernel keeps in mind what the disk is of.

@@ -3,7 +3,7 @@
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
 use super::registry::Registry;
-use super::{Ready, Source, Way, default_socket, note, print, wait_with};
+use super::{End, InUse, Ready, Source, Watched, Way, default_socket, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
 use crate::signals::Interrupt;
@@ -47,22 +47,33 @@ pub(super) fn serve(
         "QEMU uses it by -chardev socket,id=disk0,path={place} -device vhost-user-blk-pci,chardev=disk0, cloud-hypervisor by \
          --disk vhost_user=true,socket={place}, both with memory that is shared"
     );
-    let ended = print(&ready, &uses).and_then(|()| wait(source, &server, interrupt));
+    let served = Served(&server, &place);
+    let ended = print(&ready, &uses).and_then(|()| wait_with(source, interrupt, served));
     server.stop();
     drop(noted);
-    ended
+    ended.and_then(End::result)
 }
 
-/// Waits for a signal that requests the end. A guest learns when the device has another size.
-fn wait(source: &Source, server: &Server, interrupt: &Interrupt) -> Result<(), Failure> {
-    wait_with(source, interrupt, || {
-        if !server.is_running() {
+/// A server, and the path of its socket.
+struct Served<'a>(&'a Server, &'a str);
+
+impl Watched for Served<'_> {
+    /// A guest learns when the device has another size.
+    fn look(&mut self) -> Result<(), Failure> {
+        if !self.0.is_running() {
             let text = "a core of the vhost-user server has ended; the log says why";
             return Err(Failure::runtime(text));
         }
-        server.refresh();
+        self.0.refresh();
         Ok(())
-    })
+    }
+
+    fn user(&self) -> Option<InUse> {
+        self.0.is_used().then(|| InUse {
+            by: format!("A virtual machine is connected to {}", self.1),
+            remedy: "Shut the machine down, or take the disk from it",
+        })
+    }
 }
 
 /// The same at each start, and another for each device: the end of its UUID.

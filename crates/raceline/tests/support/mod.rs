@@ -160,7 +160,12 @@ pub(crate) struct Disk {
 impl Disk {
     /// Makes a disk, and waits until it is there.
     pub(crate) fn start(arguments: &[&str]) -> Self {
-        let (child, people, ready) = begin(&[], &[&["connect"], arguments].concat());
+        Self::start_by(&[], arguments)
+    }
+
+    /// Makes it through another program, as in `env NAME=VALUE`.
+    pub(crate) fn start_by(prefix: &[&str], arguments: &[&str]) -> Self {
+        let (child, people, ready) = begin(prefix, &[&["connect"], arguments].concat());
         Self { child, people: Some(people), ready }
     }
 

@@ -8,6 +8,9 @@ use crate::thread::mailbox::Sender;
 use crate::thread::service::{Context, Service};
 use crate::thread::stats::LoopSnapshot;
 
+/// How often a wait that has a limit looks whether cores have ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
 /// What the loop of one of several cores has done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreLoop {
@@ -106,6 +109,21 @@ impl<M> Cores<M> {
         self.started.iter().map(read).collect()
     }
 
+    /// As [`Self::join`], for `limit` at most; gives how many have not ended by then. These run on.
+    pub fn join_within(self, limit: Duration) -> usize {
+        let until = Instant::now() + limit;
+        let mut left = self.started;
+        loop {
+            let (run, ended) = left.into_iter().partition(|core| core.handle.is_running());
+            Self { started: ended }.join();
+            left = run;
+            if left.is_empty() || Instant::now() >= until {
+                return left.len();
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
     /// Waits until all have ended; logs what went wrong with them. (Tell them to end first.)
     pub fn join(self) {
         for core in self.started {
@@ -196,5 +214,30 @@ mod tests {
         cores.join();
         drop(heard);
         assert_eq!(hears.iter().map(|(place, _)| place).collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn a_wait_for_the_end_has_a_limit() {
+        let (heard, hears) = mpsc::channel();
+        let mut cores = Cores::default();
+        cores
+            .start(&config(), [None, None], |place| {
+                let heard = heard.clone();
+                move |_: &mut Context<'_>| Ok(Word { place, heard, is_over: false })
+            })
+            .unwrap();
+        let [one, other] = &cores.senders()[..] else { panic!("two cores") };
+        let other = other.clone();
+        one.send(()).unwrap();
+        let (limit, start) = (Duration::from_millis(100), Instant::now());
+        assert_eq!(cores.join_within(limit), 1, "the second core was not told");
+        assert!(start.elapsed() >= limit);
+        // It runs on.
+        other.send(()).unwrap();
+        drop(heard);
+        let mut places: Vec<usize> = hears.iter().map(|(place, _)| place).collect();
+        places.sort_unstable();
+        assert_eq!(places, [0, 1]);
+        assert_eq!(Cores::<()>::default().join_within(Duration::from_secs(600)), 0);
     }
 }

@@ -43,8 +43,8 @@ impl NvmeRing {
     pub(super) fn new() -> io::Result<Self> {
         let mut builder = IoUring::<squeue::Entry128, cqueue::Entry32>::builder();
         builder.setup_clamp().setup_submit_all().setup_r_disabled().setup_cqsize(4 * ENTRIES);
-        let ring = builder.build(ENTRIES)?;
-        let watch = Watch::new(&ring)?;
+        let mut ring = builder.build(ENTRIES)?;
+        let watch = Watch::new(&mut ring)?;
         let submitter = ring.submitter();
         submitter.register_restrictions(&mut [Restriction::sqe_op(opcode::UringCmd80::CODE)])?;
         submitter.register_enable_rings()?;
@@ -110,9 +110,8 @@ impl NvmeRing {
 impl UringIo {
     /// Before a sleep: has the core's ring wait for this one, too, and looks at it a last time.
     pub(super) fn watch_nvme(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        let Some(poll) = self.nvme.as_mut().and_then(|ring| ring.watch.arm(NVME_DATA)) else {
-            return Ok(());
-        };
+        let Some(own) = &mut self.nvme else { return Ok(()) };
+        let Some(poll) = own.watch.arm(&mut own.ring, NVME_DATA) else { return Ok(()) };
         self.counts.system_calls += 1;
         self.push(poll);
         self.poll_nvme(done)
@@ -120,8 +119,8 @@ impl UringIo {
 
     /// The wait for this ring has ended. The next turn looks at it.
     pub(super) fn handle_nvme_news(&mut self) {
-        if let Some(ring) = &mut self.nvme {
-            ring.watch.handle_end();
+        if let Some(own) = &mut self.nvme {
+            own.watch.handle_end(&mut own.ring);
         }
     }
 

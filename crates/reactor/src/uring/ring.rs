@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{Ordering, fence};
 
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode, squeue};
@@ -64,6 +65,9 @@ pub(super) fn knows_zero_copy(ring: &IoUring) -> bool {
 /// alive then: it gives it requests that nobody answers, waits for their answers without end, and the disk cannot be recovered
 /// nor removed (seen with Linux 6.12).
 ///
+/// The kernel writes the eventfd only from [`Watch::arm`] until the poll has ended: completions that a core sees without a sleep
+/// cost no write.
+///
 /// Each poll is for one event. The kernel ends a poll that a ring has woken; before its commit 1967f0b1cafd, a poll for several
 /// events said then that it goes on.
 pub(super) struct Watch {
@@ -73,30 +77,53 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Watches a ring that is not at work yet.
-    pub(super) fn new<S, C>(ring: &IoUring<S, C>) -> io::Result<Self>
+    pub(super) fn new<S, C>(ring: &mut IoUring<S, C>) -> io::Result<Self>
     where
         S: squeue::EntryMarker,
         C: cqueue::EntryMarker,
     {
         let event = File::from(eventfd()?);
+        ring.completion().disable_eventfd();
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(Self { event, is_armed: false })
     }
 
     /// The poll to submit before a sleep, unless it is under way. It tells of completions that come from now on: those that are
     /// there have to be looked at before the sleep.
-    pub(super) fn arm(&mut self, user_data: u64) -> Option<squeue::Entry> {
+    pub(super) fn arm<S, C>(
+        &mut self,
+        ring: &mut IoUring<S, C>,
+        user_data: u64,
+    ) -> Option<squeue::Entry>
+    where
+        S: squeue::EntryMarker,
+        C: cqueue::EntryMarker,
+    {
         if std::mem::replace(&mut self.is_armed, true) {
             return None;
         }
-        // `WouldBlock` when nothing was written.
-        let _ = (&self.event).read(&mut [0; 8]);
+        self.take_event();
+        ring.completion().enable_eventfd();
+        // The look at the completions that follows must not come before: the kernel adds a completion and then looks whether it
+        // is to write.
+        fence(Ordering::SeqCst);
         let poll = opcode::PollAdd::new(Fd(self.event.as_raw_fd()), POLL_IN);
         Some(poll.build().user_data(user_data))
     }
 
     /// The poll has ended.
-    pub(super) fn handle_end(&mut self) {
+    pub(super) fn handle_end<S, C>(&mut self, ring: &mut IoUring<S, C>)
+    where
+        S: squeue::EntryMarker,
+        C: cqueue::EntryMarker,
+    {
+        ring.completion().disable_eventfd();
         self.is_armed = false;
+    }
+
+    /// Empties the eventfd; false if nothing was written to it.
+    pub(super) fn take_event(&self) -> bool {
+        // `WouldBlock` when nothing was written.
+        (&self.event).read(&mut [0; 8]).is_ok()
     }
 }

@@ -96,8 +96,8 @@ impl UblkRing {
         // Requests come while this thread does something else: a flag shows them, and no interrupt.
         builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
         // Each tag has one command or move at most, so that there always is room.
-        let ring: IoUring = builder.build(u32::from(queue.depth))?;
-        let watch = Watch::new(&ring)?;
+        let mut ring: IoUring = builder.build(u32::from(queue.depth))?;
+        let watch = Watch::new(&mut ring)?;
         let submitter = ring.submitter();
         let mut permitted = vec![opcode::UringCmd16::CODE];
         if queue.pages {
@@ -274,9 +274,8 @@ impl UringIo {
 
     /// Before a sleep: has the core's ring wait for this one, too, and looks at it a last time.
     pub(super) fn watch_ublk(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        let Some(poll) = self.ublk.as_mut().and_then(|ring| ring.watch.arm(UBLK_DATA)) else {
-            return Ok(());
-        };
+        let Some(own) = &mut self.ublk else { return Ok(()) };
+        let Some(poll) = own.watch.arm(&mut own.ring, UBLK_DATA) else { return Ok(()) };
         self.counts.system_calls += 1;
         self.push(poll);
         self.poll_ublk(done)
@@ -284,8 +283,8 @@ impl UringIo {
 
     /// The wait for this ring has ended. The next turn looks at it.
     pub(super) fn handle_ublk_news(&mut self) {
-        if let Some(ring) = &mut self.ublk {
-            ring.watch.handle_end();
+        if let Some(own) = &mut self.ublk {
+            own.watch.handle_end(&mut own.ring);
         }
     }
 
@@ -368,22 +367,26 @@ mod tests {
         ring.completion().map(|entry| entry.user_data()).collect()
     }
 
+    /// A completion in a ring, which is taken out of it.
+    fn complete(ring: &mut IoUring) {
+        // SAFETY: the entry points at nothing.
+        unsafe { ring.submission().push(&opcode::Nop::new().build()) }.unwrap();
+        ring.submit_and_wait(1).unwrap();
+        assert_eq!(ring.completion().count(), 1);
+    }
+
     #[test]
     fn a_ring_tells_of_its_completions_each_time() {
         let (Ok(mut core), Ok(mut other)) = (crate::uring::ring::open_ring(), IoUring::new(8))
         else {
             return eprintln!("SKIPPED: this machine has no io_uring");
         };
-        let mut watch = Watch::new(&other).unwrap();
-        let complete = |other: &mut IoUring| {
-            // SAFETY: the entry points at nothing.
-            unsafe { other.submission().push(&opcode::Nop::new().build()) }.unwrap();
-            other.submit_and_wait(1).unwrap();
-            assert_eq!(other.completion().count(), 1);
-        };
+        let mut watch = Watch::new(&mut other).unwrap();
         for round in 0..100 {
-            let entry = watch.arm(7).expect("its poll has ended");
-            assert!(watch.arm(7).is_none(), "one poll at a time");
+            // A core that spins takes its completions without a poll.
+            complete(&mut other);
+            let entry = watch.arm(&mut other, 7).expect("its poll has ended");
+            assert!(watch.arm(&mut other, 7).is_none(), "one poll at a time");
             // SAFETY: the entry points at nothing.
             unsafe { core.submission().push(&entry) }.unwrap();
             // What was there before is not told again.
@@ -393,7 +396,24 @@ mod tests {
             complete(&mut other);
             let told = completions(&mut core, std::time::Duration::from_secs(10));
             assert_eq!(told, [7], "round {round}");
-            watch.handle_end();
+            watch.handle_end(&mut other);
+        }
+    }
+
+    #[test]
+    fn the_kernel_writes_the_eventfd_of_a_ring_only_for_a_sleep() {
+        let Ok(mut ring) = IoUring::new(8) else {
+            return eprintln!("SKIPPED: this machine has no io_uring");
+        };
+        let mut watch = Watch::new(&mut ring).unwrap();
+        for round in 0..3 {
+            complete(&mut ring);
+            assert!(!watch.take_event(), "round {round}: it was written while the core spins");
+            watch.arm(&mut ring, 7).expect("its poll has ended");
+            assert!(!watch.take_event(), "round {round}: it was written before the completion");
+            complete(&mut ring);
+            assert!(watch.take_event(), "round {round}: it was not written for a sleep");
+            watch.handle_end(&mut ring);
         }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use raceline_bdev::{DeviceSpec, Identity};
+use raceline_reactor::{Completion, Service};
 
 use super::*;
 
@@ -111,20 +112,40 @@ fn a_process_that_follows_waits_until_the_kernel_has_seen_the_end_of_the_former_
     let long = Duration::from_secs(600);
     let mut shows = vec![shown(state::QUIESCED, i32::MAX); 1];
     shows.resize(3, shown(state::LIVE, i32::MAX));
-    assert!(waits(0, long, || Ok(shows.pop().unwrap())).unwrap());
+    assert_eq!(wait_for_end(0, long, || Ok(shows.pop().unwrap())).unwrap(), Found::Left);
     assert!(shows.is_empty(), "it did not look until then");
     let own = i32::try_from(std::process::id()).unwrap();
     let mut shows = vec![shown(state::LIVE, own), shown(state::LIVE, i32::MAX)];
-    assert!(!waits(0, long, || Ok(shows.pop().unwrap())).unwrap(), "another process serves it");
-    let removed = || Err(io::Error::from_raw_os_error(ENODEV));
-    assert!(!waits(0, long, removed).unwrap(), "it is gone");
+    assert_eq!(wait_for_end(0, long, || Ok(shows.pop().unwrap())).unwrap(), Found::Served);
+}
+
+#[test]
+fn only_enodev_says_that_a_disk_was_removed_during_the_wait() {
+    let long = Duration::from_secs(600);
+    let wait = |errno: i32| {
+        let mut looks = 0;
+        wait_for_end(7, long, || {
+            looks += 1;
+            match looks {
+                1 => Ok(shown(state::LIVE, i32::MAX)),
+                _ => Err(io::Error::from_raw_os_error(errno)),
+            }
+        })
+    };
+    assert_eq!(wait(ENODEV).unwrap(), Found::Removed);
+    let (eperm, eintr) = (1, 4);
+    for errno in [eperm, eintr, EBUSY] {
+        let error = wait(errno).unwrap_err();
+        let DiskError::Command { command, id: 7, source } = &error else { panic!("{error:?}") };
+        assert_eq!((*command, source.raw_os_error()), (Command::GetInfo.name(), Some(errno)));
+    }
 }
 
 #[test]
 fn a_disk_that_the_kernel_does_not_let_go_of_ends_the_wait_with_a_reason() {
     let wait = Duration::from_millis(50);
     let start = Instant::now();
-    let error = waits(7, wait, || Ok(shown(state::LIVE, i32::MAX))).unwrap_err();
+    let error = wait_for_end(7, wait, || Ok(shown(state::LIVE, i32::MAX))).unwrap_err();
     assert!(start.elapsed() >= wait);
     assert!(matches!(error, DiskError::Unseen { id: 7, pid: i32::MAX }), "{error:?}");
     let text = error.to_string();
@@ -133,6 +154,138 @@ fn a_disk_that_the_kernel_does_not_let_go_of_ends_the_wait_with_a_reason() {
     {
         assert!(text.contains(part), "{text}");
     }
+}
+
+/// A core whose commands the kernel keeps: it ends only where it is told to, and not even then if it `hangs`.
+struct Waiter {
+    hangs: bool,
+    is_over: bool,
+}
+
+impl Service for Waiter {
+    type Message = Message;
+
+    fn handle_message(&mut self, _cx: &mut Context<'_>, message: Message) {
+        let ends = match message {
+            Message::Abandon => !self.hangs,
+            Message::Ends => true,
+            Message::Open | Message::Fetch | Message::Resized(_) | Message::Leave => false,
+        };
+        self.is_over |= ends;
+    }
+
+    fn handle_completion(&mut self, _cx: &mut Context<'_>, _completion: Completion) {}
+
+    fn flush(&mut self, _cx: &mut Context<'_>) {}
+
+    fn is_finished(&self) -> bool {
+        self.is_over
+    }
+}
+
+/// The cores of a disk of two queues; the second one may hang.
+fn cores(name: &str, hangs: bool) -> Cores<Message> {
+    let config =
+        ReactorConfig { name: name.to_owned(), backend: Backend::Epoll, ..Default::default() };
+    let mut cores = Cores::default();
+    cores
+        .start(&config, [None, None], |place| {
+            let hangs = hangs && place == 1;
+            move |_: &mut Context<'_>| Ok(Waiter { hangs, is_over: false })
+        })
+        .unwrap();
+    cores
+}
+
+/// How many threads of this process have names that begin so.
+fn threads(name: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|found| found.starts_with(name)).count()
+}
+
+/// Waits until no thread has a name that begins so: one that was joined may still be listed.
+fn assert_no_threads(name: &str) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while threads(name) > 0 {
+        assert!(Instant::now() < until, "{} threads are left", threads(name));
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_recovery_that_fails() {
+    let short = Duration::from_millis(50);
+    let (taken_back, told) = (Told::default(), Told::default());
+    let interrupted = || Err(io::ErrorKind::Interrupted.into());
+    let ended = |told: &Told, command: &dyn Fn(&dyn Fn() -> bool) -> io::Result<()>| {
+        let begun = cores("ublk-fails", false);
+        assert_eq!(threads("ublk-fails"), 2);
+        let end = |_: &Cores<Message>| recovery::end(7, told, short, command);
+        let error = recovery::finish((7, PATIENCE), (begun, Ok(())), end).map(drop).unwrap_err();
+        assert_no_threads("ublk-fails");
+        error
+    };
+    let error = ended(&taken_back, &|worth| {
+        assert!(worth());
+        taken_back.ended.store(true, Ordering::Release);
+        assert!(!worth(), "the kernel has taken back what it waits for");
+        interrupted()
+    });
+    assert!(matches!(error, DiskError::TakenBack(7)), "{error:?}");
+    let error = ended(&told, &|worth| {
+        while worth() {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        interrupted()
+    });
+    assert!(matches!(error, DiskError::Unended(7)), "{error:?}");
+    let error = ended(&told, &|_| Err(io::Error::from_raw_os_error(EBUSY)));
+    let is_command = matches!(&error, DiskError::Command { id: 7, source, .. }
+        if source.raw_os_error() == Some(EBUSY));
+    assert!(is_command, "{error:?}");
+    // The second core did not start.
+    let begun = Err(DiskError::Core(io::ErrorKind::OutOfMemory.into()));
+    let end = |_: &Cores<Message>| -> Result<(), DiskError> { panic!("the kernel is not asked") };
+    let failed = recovery::finish((7, PATIENCE), (cores("ublk-fails", false), begun), end);
+    assert!(matches!(failed.map(drop), Err(DiskError::Core(_))));
+    assert_no_threads("ublk-fails");
+}
+
+#[test]
+fn a_recovery_that_succeeds_keeps_its_cores() {
+    let end = |_: &Cores<Message>| {
+        recovery::end(7, &Told::default(), PATIENCE, |worth| {
+            assert!(worth());
+            Ok(())
+        })
+    };
+    let (kept, ()) =
+        recovery::finish((7, PATIENCE), (cores("ublk-goes-on", false), Ok(())), end).unwrap();
+    assert!(kept.is_running());
+    kept.tell(|| Message::Ends);
+    kept.join();
+}
+
+#[test]
+fn threads_that_do_not_end_after_a_recovery_are_told() {
+    let cores = cores("ublk-hangs", true);
+    let senders = cores.senders();
+    let failed = recovery::finish(
+        (7, Duration::from_millis(100)),
+        (cores, Err(DiskError::TakenBack(7))),
+        |_| Ok(()),
+    );
+    let error = failed.map(drop).unwrap_err();
+    assert!(matches!(error, DiskError::Stuck { id: 7, count: 1, .. }), "{error:?}");
+    let text = error.to_string();
+    for part in [&DiskError::TakenBack(7).to_string()[..], "/dev/ublkc7", "has to end before"] {
+        assert!(text.contains(part), "{text}");
+    }
+    for core in senders {
+        let _ = core.send(Message::Ends);
+    }
+    assert_no_threads("ublk-hangs");
 }
 
 #[test]

@@ -254,6 +254,25 @@ fn a_queue_that_leaves_begins_nothing_and_tells_no_errors() {
     }
 }
 
+/// The kernel keeps its commands, and a queue that waited for their ends would never be over.
+#[test]
+fn an_abandoned_queue_is_over_once_nothing_is_at_the_device() {
+    let (mut kernel, mut device) = pair(Mode::Mapped, true);
+    let asked = UblkDescriptor { op_flags: op::WRITE, nr_sectors: 8, start_sector: 0 };
+    assert!(kernel.ask(0, asked, &[7; 4096]) && kernel.ask(1, asked, &[8; 4096]));
+    let begun = kernel.queue.poll_request().unwrap();
+    assert!(!kernel.queue.is_over());
+    kernel.queue.abandon();
+    assert!(!kernel.queue.is_over(), "a write is at the device");
+    kernel.queue.handle_done(device.run(begun));
+    assert!(kernel.queue.is_over());
+    assert!(kernel.queue.poll_request().is_none(), "the device is asked for nothing more");
+    let (mut idle, _) = pair(Mode::Mapped, true);
+    assert!(!idle.queue.is_over());
+    idle.queue.abandon();
+    assert!(idle.queue.is_over(), "the kernel has all of its tags");
+}
+
 proptest! {
     /// Whatever the kernel asks for, with any tags in any order: each is answered once, by bytes that were asked for or by
     /// an error, and the device is asked for nothing outside.
