@@ -9,6 +9,7 @@ mod inside;
 mod iscsi;
 mod manage;
 mod moved;
+mod package;
 mod paths;
 mod rdma_link;
 mod tls;
@@ -140,6 +141,8 @@ pub(crate) enum Part {
     Xfstests,
     /// The kernel's target moves into a daemon, and back.
     Moved,
+    /// The package on an ordinary Debian, with a disk of its unit.
+    Package,
     /// Our host over RDMA against the kernel's target, in the guest.
     Rdma,
     /// What [`Part::Host`] does, over RDMA, with our target in the guest.
@@ -226,6 +229,10 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
     if let Some(why) = unable(tree, kernel) {
         return setup::cannot(&why);
     }
+    // It starts from a system of its own.
+    if part == Part::Package {
+        return package::run(tree);
+    }
     let image = image(tree, kernel)?;
     // Root has just built it anew if that was necessary.
     if !setup::is_root() {
@@ -251,6 +258,7 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
         (Part::UblkAll, _) => inside::run(tree, &image, part, &["-e", "WHOLE=1"]),
         (Part::Ublk | Part::ZeroCopy | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
         (Part::Moved, _) => moved::run(tree, &image),
+        (Part::Package, _) => package::run(tree),
         (Part::Xfstests, _) => xfstests::run(tree, &image),
         (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
             inside::run(tree, &image, part, inside::RDMA)
@@ -289,6 +297,7 @@ fn script(tree: &Tree, part: Part) -> PathBuf {
         Part::ZeroCopy => "ublk-zero-copy.sh",
         Part::Rdma => "rdma.sh",
         Part::Moved => "moved.sh",
+        Part::Package => "package.sh",
         Part::Takeover => "takeover.sh",
         Part::Xfstests => "xfstests.sh",
         Part::RdmaDaemon => "rdma-daemon.sh",

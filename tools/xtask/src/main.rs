@@ -612,6 +612,12 @@ const KERNEL_STEPS: &[(&str, Kernel, Part, &str)] = &[
         "20 disks of Linux 6.12's target move into a daemon, and back by nvmetcli",
     ),
     (
+        "kernel-6.12-package",
+        Kernel::V6_12,
+        Part::Package,
+        "the package on Debian 13: its units under systemd, a disk of the kernel, a restart",
+    ),
+    (
         "kernel-6.12-rdma-daemon",
         Kernel::V6_12,
         Part::RdmaDaemon,
@@ -644,6 +650,7 @@ fn is_on_request(kernel: Kernel, part: Part) -> bool {
             | Part::Takeover
             | Part::Xfstests
             | Part::Moved
+            | Part::Package
             | Part::RdmaDaemon
             | Part::RdmaLink
     );

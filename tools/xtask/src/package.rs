@@ -92,6 +92,11 @@ pub(crate) fn build(tree: &Tree, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The Debian package of the program that the steps package.
+pub(crate) fn deb(tree: &Tree, out: &Path) -> Result<PathBuf> {
+    Ok(make(tree, &binary(tree)?, out)?.deb)
+}
+
 /// The program that the steps package: the release build, or another one that this variable names.
 fn binary(tree: &Tree) -> Result<PathBuf> {
     match std::env::var_os("RACELINE_BINARY") {

@@ -89,7 +89,12 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     }
     let second = second_disk(tree, image)?;
     let mut said = format!("second disk: {}", crate::text(&second));
-    let debian = debian(tree)?;
+    let debian = debian(tree, "debian", &[])?;
+    if debian.is_none() {
+        println!(
+            "# no start from a Debian: that needs root and mmdebstrap (apt install mmdebstrap)"
+        );
+    }
     let small = System { name: "small", image };
     let debian = debian.as_ref().map(|image| System { name: "debian", image });
     for system in [Some(small), debian].into_iter().flatten() {
@@ -100,16 +105,14 @@ pub(super) fn run(tree: &Tree, image: &Path) -> Result<Outcome> {
     Ok(Outcome::Passed(said))
 }
 
-/// A folder with an ordinary Debian, which is made once; none where it cannot be made, which is said.
-fn debian(tree: &Tree) -> Result<Option<PathBuf>> {
+/// A folder of this name with an ordinary Debian, which is made once by these words of debian-disk.sh; none where it cannot be
+/// made.
+pub(super) fn debian(tree: &Tree, name: &str, words: &[&str]) -> Result<Option<PathBuf>> {
     if !setup::is_root() || !has_program("mmdebstrap") {
-        println!(
-            "# no start from a Debian: that needs root and mmdebstrap (apt install mmdebstrap)"
-        );
         return Ok(None);
     }
     let make = Task::new(tree.root.join("interop/debian-disk.sh"));
-    let made = make.args([cache(tree).join("debian")]).limit(DEBIAN_LIMIT_S).check()?;
+    let made = make.args([cache(tree).join(name)]).args(words).limit(DEBIAN_LIMIT_S).check()?;
     let folder = PathBuf::from(made.stdout.lines().last().unwrap_or_default());
     ensure!(folder.is_dir(), "no folder {}", folder.display());
     Ok(Some(folder))
