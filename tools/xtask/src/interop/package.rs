@@ -42,7 +42,7 @@ pub(super) fn run(tree: &Tree) -> Result<Outcome> {
     File::create(&drive)?.set_len(DRIVE_BYTES)?;
     // The machine starts again where others end.
     let machine = format!(
-        "-action reboot=reset -drive if=none,id=n0,format=raw,cache=unsafe,file={} -device nvme,serial=raceline,drive=n0",
+        "-action reboot=reset -drive if=none,id=n0,format=raw,cache=unsafe,file={} -device nvme,serial=guest,drive=n0",
         drive.display()
     );
     let mut guest = guest(tree, &image, Part::Package)
