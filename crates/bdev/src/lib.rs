@@ -63,7 +63,7 @@ pub use op_kind::OpKind;
 pub use open::{OpenError, open};
 pub use part::PartBdev;
 pub use ram::RamBdev;
-pub use served::{DiskCounters, DiskStats, DiskTotals};
+pub use served::{DiskCounters, DiskFigures, DiskStats, DiskTotals};
 pub use size::{ByteSize, SizeError};
 pub use spec::{Backing, BlockSize, DeviceSpec, MAX_PHYSICAL_BLOCK_BYTES, SpecError, SpecProblem};
 pub use stats::{DeviceStats, IoTotals, KindTotals, Meter};

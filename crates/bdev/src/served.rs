@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use raceline_reactor::{CoreLoop, CoreWatch};
+
 use crate::OpKind;
 
 raceline_reactor::counters! {
@@ -91,6 +93,33 @@ impl DiskTotals {
     #[must_use]
     pub fn queues(&self) -> u64 {
         self.queues_ever.saturating_sub(self.queues_ended)
+    }
+}
+
+/// What a disk and its cores have done, for a thread that has not the disk itself. It outlives the disk.
+#[derive(Clone, Debug)]
+pub struct DiskFigures {
+    stats: Arc<DiskStats>,
+    cores: CoreWatch,
+}
+
+impl DiskFigures {
+    /// The figures of a disk with these counts and cores.
+    #[must_use]
+    pub fn new(stats: &Arc<DiskStats>, cores: CoreWatch) -> Self {
+        Self { stats: Arc::clone(stats), cores }
+    }
+
+    /// What the disk has done for its users.
+    #[must_use]
+    pub fn totals(&self) -> DiskTotals {
+        self.stats.totals()
+    }
+
+    /// What the loops of its cores have done.
+    #[must_use]
+    pub fn core_loops(&self) -> Vec<CoreLoop> {
+        self.cores.loops()
     }
 }
 

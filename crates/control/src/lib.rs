@@ -22,7 +22,7 @@ pub mod logging;
 pub mod manager;
 mod masked;
 pub mod method;
-mod methods;
+pub mod methods;
 pub mod params;
 pub mod ptpl;
 pub mod reconcile;

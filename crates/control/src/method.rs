@@ -122,9 +122,34 @@ pub struct Registry {
     methods: BTreeMap<&'static str, Method>,
     /// Old name to new.
     aliases: BTreeMap<&'static str, &'static str>,
+    /// What is said of a method that is not here, where this program is no daemon.
+    elsewhere: Option<&'static str>,
 }
 
 impl Registry {
+    /// No methods, for a process that has few: `text` says of any other one where to look.
+    pub(crate) fn elsewhere(text: &'static str) -> Self {
+        Self { elsewhere: Some(text), ..Self::default() }
+    }
+
+    /// Adds a method that only reads, takes nothing, and tells of something that the manager does not know.
+    pub(crate) fn tell(
+        &mut self,
+        name: &'static str,
+        tell: impl Fn() -> Value + Send + Sync + 'static,
+    ) {
+        self.insert(Method {
+            name,
+            states: States::Both,
+            access: Access::Read,
+            parameters: &[],
+            effect: Effect::Obeyed,
+            takes_nothing: true,
+            check: Box::new(|raw| params::decode::<params::NoParams>(raw).map(drop)),
+            handler: Box::new(move |_, _| Ok(tell())),
+        });
+    }
+
     /// Adds a method that only reads.
     pub fn read<P, R>(
         &mut self,
@@ -271,6 +296,9 @@ impl Registry {
     /// method whose name resembles it, if there is one.
     fn not_found(&self, name: &str) -> RpcError {
         let error = RpcError::new(code::METHOD_NOT_FOUND, "Method not found");
+        if let Some(elsewhere) = self.elsewhere {
+            return error.because(elsewhere);
+        }
         if let Some(found) = absent(name) {
             return error.because(found.sentence(name, US));
         }

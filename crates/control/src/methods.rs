@@ -4,6 +4,7 @@ mod accel;
 mod activity;
 mod bdev;
 mod cpu;
+mod disk;
 mod events;
 mod framework;
 mod history;
@@ -23,6 +24,8 @@ mod sock;
 mod thread;
 mod ublk;
 mod vhost;
+
+pub use disk::{GET_DISK, ServedDisk};
 
 use crate::error::RpcError;
 use crate::method::Registry;

@@ -5,6 +5,8 @@ mod without_effect;
 
 use std::fmt::Write as _;
 
+use serde_json::Value;
+
 use crate::absent::absent;
 use crate::method::{Method, Registry, States};
 use crate::schema::{self, schema};
@@ -31,6 +33,35 @@ SPDK that is not here: what they are told is kept and given back by `save_config
 directory, and the log says so. Methods that would make something of such a part are not here.
 ";
 
+/// What stands before the methods of a disk's process.
+const DISK: &str = "
+## The process of a disk
+
+`raceline connect --as nbd|ublk|vhost-user` answers at a socket beside its note, `disk-PID.rpc` ([manual]\
+(manual.md#connect-and-disconnect)), in narrow bounds: 8 connections, one call at a time, requests of 64 KiB. Only its user and \
+root can connect. It has these methods, which do what they do in a daemon, and their old names:
+
+";
+
+/// What stands after them.
+const GET_DISK: &str = "
+`raceline_get_disk` takes nothing, and gives:
+
+| member | what it is |
+|---|---|
+| `pid`, `kind`, `places` | the process; `nbd`, `ublk` or `vhost-user`; sockets, addresses or device files, first what `raceline list` shows |
+| `name`, `uuid` | the device that is the disk |
+| `block_size`, `num_blocks`, `read_only` | bytes of a block, and the size in blocks now; whether users may only read |
+| `controller` | null for a device of this machine; else `subnqn`, `hostnqn`, `hostid`, `nsid`, `serial_number`, `model_number`, \
+`firmware_revision`, and `ctrlrs`, which has the paths as in `bdev_nvme_get_controllers`: `state` is `enabled`, `resetting` or `failed` |
+| `counts` | since the process began: requests that succeeded (`reads`, `writes`, `flushes`, `discards`, `write_zeroes`), their bytes \
+(`read_bytes`, `written_bytes`, `discarded_bytes`, `zeroed_bytes`), reads and writes without a copy (`uncopied`), requests that failed or \
+were refused (`errors`); `queues` are the connections or queues that use the disk now |
+| `cores` | of each thread that serves the disk: `name`, `cpu` (null: it floats), and in microseconds how long it has run (`age_us`), \
+how much of that was busy (`busy_us`) and the longest turn (`longest_us`); `turns`, `busy_turns`, and `waits`, the turns that were \
+allowed to sleep |
+";
+
 /// The whole page.
 pub fn page(registry: &Registry) -> String {
     let mut text = HEAD.to_owned();
@@ -45,6 +76,7 @@ pub fn page(registry: &Registry) -> String {
         section(&mut text, registry, group);
     }
     own_methods(&mut text, registry);
+    disk_methods(&mut text);
     old_names(&mut text, registry);
     platforms::section(&mut text, registry);
     text
@@ -211,6 +243,16 @@ fn own_methods(text: &mut String, registry: &Registry) {
     }
 }
 
+/// Methods of a process that serves one disk.
+fn disk_methods(text: &mut String) {
+    let registry = Registry::of_disk(|| Value::Null);
+    let names: Vec<String> =
+        registry.methods().map(|method| format!("`{}`", method.name)).collect();
+    let _ =
+        writeln!(text, "{}{}.", DISK.trim_end_matches('\n').to_owned() + "\n\n", names.join(", "));
+    text.push_str(GET_DISK);
+}
+
 /// Names that older clients use.
 fn old_names(text: &mut String, registry: &Registry) {
     let names: Vec<String> =
@@ -227,11 +269,12 @@ mod tests {
     #[test]
     fn every_method_of_spdk_stands_on_the_page_once() {
         let page = page(&Registry::new());
+        // A disk's process has some of them, too.
+        let (before, _) = page.split_once("\n## The process of a disk").unwrap();
         for method in schema().methods() {
             let marked = format!("`{}`", method.name);
-            // The text before and the old names after this part may also name the method.
-            let body = page.split("\n## Old names").next().unwrap();
-            let (_, body) = body.split_once("\n## ").unwrap();
+            // The text before this part may also name the method.
+            let (_, body) = before.split_once("\n## ").unwrap();
             assert_eq!(body.matches(&marked).count(), 1, "{marked}");
         }
     }

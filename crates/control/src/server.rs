@@ -4,10 +4,12 @@
 //! a client that reads slowly, or a call that waits, delays no other connection.
 
 mod connection;
+mod disk;
 mod socket;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,16 +20,48 @@ use raceline_reactor::inheritance::{self, Offer};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::codec::Bounds;
 use crate::manager::{Manager, Phase};
 use crate::method::Registry;
 use crate::role::Roles;
 
 use socket::Listening;
 
+pub use disk::DiskServer;
 pub use socket::ListenError;
 
 /// Connections at a time, as many as in SPDK; further clients are told so and closed.
 pub const MAX_CONNECTIONS: usize = 64;
+
+/// What clients may take up of a server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Connections at a time; further clients are told so and closed.
+    pub(crate) connections: usize,
+    /// Calls at a time, each with a thread.
+    pub(crate) calls: usize,
+    /// The bounds of a request.
+    pub(crate) request: Bounds,
+    /// How long a value may take from its first byte to its last: a client that sends only half of one occupies a place that
+    /// others need.
+    pub(crate) request_time: Duration,
+    /// How long a client may ask for nothing; `None`: for ever.
+    pub(crate) quiet_time: Option<Duration>,
+    /// How long a client may take to read an answer.
+    pub(crate) answer_time: Duration,
+}
+
+impl Limits {
+    /// Those of a daemon. A connection makes one call at a time, so there is a thread for each.
+    const DAEMON: Self = Self {
+        connections: MAX_CONNECTIONS,
+        calls: MAX_CONNECTIONS,
+        request: Bounds::REQUEST,
+        request_time: Duration::from_secs(60),
+        quiet_time: None,
+        answer_time: Duration::from_secs(60),
+    };
+}
 
 /// How long a server that ends waits for calls in progress.
 const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(500);
@@ -51,6 +85,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) manager: Arc<Manager>,
     pub(crate) roles: Roles,
+    pub(crate) limits: Limits,
     /// Calls whose answers have not been written.
     pub(crate) answering: AtomicUsize,
 }
@@ -75,11 +110,17 @@ pub struct Server {
     path: PathBuf,
     /// The service manager goes on to listen.
     is_managed: bool,
-    end: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// Ends before the lock is given back.
+    _running: Running,
     _lock: socket::Lock,
     /// A successor gets the listening socket.
     _offer: Option<Offer>,
+}
+
+/// The thread of a server. It ends when this is dropped.
+struct Running {
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -94,16 +135,43 @@ impl Server {
         let name = socket::handed_name(&config.path, is_managed);
         let offer = inheritance::offer(name, &listener);
         let failed = |error| ListenError::Io { path: config.path.clone(), error };
-        // One thread per connection at most: a connection makes one call at a time.
+        let shared = Shared {
+            registry: Registry::new(),
+            manager,
+            roles: config.roles,
+            limits: Limits::DAEMON,
+            answering: AtomicUsize::new(0),
+        };
+        let running = Running::start(listener, Arc::new(shared), is_managed).map_err(failed)?;
+        Ok(Self { path: config.path, is_managed, _running: running, _lock: lock, _offer: offer })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Removed first, so that no client connects to a socket without answers; the lock is still held. Clients of a socket
+        // that is the service manager's have it start the daemon anew.
+        if !self.is_managed {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Running {
+    /// Serves the clients of a listening socket. They wait until the manager has started, if `is_managed`.
+    fn start(listener: StdListener, shared: Arc<Shared>, is_managed: bool) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
-            .max_blocking_threads(MAX_CONNECTIONS)
+            .max_blocking_threads(shared.limits.calls)
             .thread_name("rpc-call")
-            .build()
-            .map_err(failed)?;
+            .build()?;
         let (end, ended) = oneshot::channel();
-        let (registry, answering) = (Registry::new(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { registry, manager, roles: config.roles, answering });
         let thread = std::thread::Builder::new().name("rpc".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 match UnixListener::from_std(listener) {
@@ -126,31 +194,12 @@ impl Server {
             // Calls that wait for something that will not happen any more are left behind.
             runtime.shutdown_background();
         });
-        let thread = thread.map_err(failed)?;
-        Ok(Self {
-            path: config.path,
-            is_managed,
-            end: Some(end),
-            thread: Some(thread),
-            _lock: lock,
-            _offer: offer,
-        })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+        Ok(Self { end: Some(end), thread: Some(thread?) })
     }
 }
 
-impl Drop for Server {
+impl Drop for Running {
     fn drop(&mut self) {
-        // Removed first, so that no client connects to a socket without answers; the lock is still held. Clients of a socket
-        // that is the service manager's have it start the daemon anew.
-        if !self.is_managed {
-            let _ = std::fs::remove_file(&self.path);
-        }
         if let Some(end) = self.end.take() {
             let _ = end.send(());
         }
@@ -179,7 +228,7 @@ async fn last_answers(shared: &Shared) {
 }
 
 async fn accept(listener: UnixListener, shared: Arc<Shared>) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(shared.limits.connections));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -199,7 +248,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>) {
                 });
             }
             Err(_) => {
-                tokio::spawn(connection::refuse(stream));
+                tokio::spawn(connection::refuse(stream, shared.limits.connections));
             }
         }
     }

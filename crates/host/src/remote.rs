@@ -297,6 +297,12 @@ impl RemoteNamespace {
         self.remote.maps
     }
 
+    /// Its controller.
+    #[must_use]
+    pub fn controller(&self) -> RemoteController {
+        RemoteController { remote: Arc::clone(&self.remote) }
+    }
+
     /// Why the controller was given up, if it was: from then on every request fails.
     #[must_use]
     pub fn failure(&self) -> Option<HostError> {

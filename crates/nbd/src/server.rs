@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
+use raceline_bdev::{BdevInfo, DiskFigures, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::listening::{address_trouble, path_trouble};
 use raceline_reactor::private_socket::SocketError;
 use raceline_reactor::{
@@ -173,7 +173,7 @@ pub struct Server {
     cores: Cores<Message>,
     acceptors: Vec<Acceptor>,
     places: Places,
-    stats: DiskStats,
+    stats: Arc<DiskStats>,
 }
 
 impl Server {
@@ -184,7 +184,7 @@ impl Server {
     pub fn start(config: &ServerConfig) -> Result<Self, ServerError> {
         check(config)?;
         let places = Places::new(Arc::new(AtomicUsize::new(0)), config.max_connections);
-        let (cores, acceptors, stats) = (Cores::default(), Vec::new(), DiskStats::default());
+        let (cores, acceptors, stats) = (Cores::default(), Vec::new(), Arc::<DiskStats>::default());
         let mut server = Self { cores, acceptors, places, stats };
         match server.begin(config) {
             Ok(()) => Ok(server),
@@ -250,6 +250,12 @@ impl Server {
     #[must_use]
     pub fn totals(&self) -> DiskTotals {
         self.stats.totals()
+    }
+
+    /// A way for other threads to read the same, and what its cores do.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        DiskFigures::new(&self.stats, self.cores.watch())
     }
 
     /// What the loops of its cores have done.

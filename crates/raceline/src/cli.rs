@@ -88,7 +88,7 @@ pub(crate) enum Verb {
     Write(host::WriteArgs),
     /// Connect a daemon to every subsystem that discovery controllers offer
     ConnectAll(Box<nvme::ConnectAllArgs>),
-    /// List namespaces as nvme-cli does: those at an address, in a file, or of a daemon
+    /// List namespaces as nvme-cli does: those at an address, in a file, or of disks and a daemon
     List(Box<nvme::ControllerArgs>),
     /// List subsystems and the paths to them as nvme-cli does
     ListSubsys(Box<nvme::ControllerArgs>),

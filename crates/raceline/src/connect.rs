@@ -1,5 +1,6 @@
 //! `raceline connect` and `raceline disconnect`: a remote namespace, or a device, as a disk of this machine.
 
+mod ask;
 mod disconnect;
 mod loss;
 mod namespace;
@@ -13,7 +14,9 @@ mod vhost;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use raceline_bdev::{Bdev as _, ByteSize, Identity, SharedBdev};
+use raceline_bdev::{Bdev as _, ByteSize, DiskFigures, Identity, SharedBdev};
+use raceline_control::methods::ServedDisk;
+use raceline_control::server::DiskServer;
 use raceline_host::{RemoteNamespace, Transport};
 use raceline_initiator::LunBdev;
 use raceline_nbd::{Endpoint, Export, Server, ServerConfig, ServerError};
@@ -22,11 +25,12 @@ use raceline_reactor::private_socket::SocketError;
 use sd_notify::NotifyState;
 use serde::Serialize;
 
+pub(crate) use self::ask::{ListedDisk, disks};
 pub(crate) use self::disconnect::disconnect;
 use self::disconnect::name_of;
 use self::loss::{InUse, Loss, Verdict};
 use self::queues::Plan;
-use self::registry::{Entry, Noted, Registry};
+use self::registry::{Entry, Note, Noted, Registry};
 use crate::cli::connect::{DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
@@ -56,6 +60,9 @@ struct Ready<'a> {
     /// Data are not copied on their way to the device. Only of disks that may do without.
     #[serde(skip_serializing_if = "Option::is_none")]
     zero_copy: Option<bool>,
+    /// The socket at which this process takes the calls of `raceline rpc`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rpc: Option<PathBuf>,
     pid: u32,
 }
 
@@ -245,7 +252,8 @@ fn serve_nbd(
     let listening = server.listening();
     let place = listening[0].to_string();
     let places = listening.iter().map(ToString::to_string).collect();
-    let noted = note(args, registry, ("nbd", way.transport), places);
+    let beside = (("nbd", way.transport), server.figures());
+    let noted = note(args, (source, registry), beside, places);
     let uri = uri(&listening[0], config.tls.is_some());
     let uses = uses(&listening[0], config.tls.is_some(), &uri, (&args.name, info.block_size));
     let ready = Ready {
@@ -258,6 +266,7 @@ fn serve_nbd(
         read_only: args.read_only || info.read_only,
         recovered: None,
         zero_copy: None,
+        rpc: noted.as_ref().and_then(Noted::socket_in_use),
         pid: std::process::id(),
     };
     let ended = print(&ready, &uses).and_then(|()| wait_with(source, interrupt, &server));
@@ -266,11 +275,12 @@ fn serve_nbd(
     ended.and_then(End::result)
 }
 
-/// Notes the disk down for `disconnect`, until the note is dropped. What cannot be noted down is still a disk.
+/// Notes the disk down for `list` and `disconnect`, and answers clients beside the note, until that is dropped. What cannot be noted
+/// down is still a disk.
 fn note(
     args: &DiskArgs,
-    registry: &Registry,
-    (kind, transport): (&str, Option<Transport>),
+    (source, registry): (&Source, &Registry),
+    ((kind, transport), figures): ((&str, Option<Transport>), DiskFigures),
     places: Vec<String>,
 ) -> Option<Noted> {
     let entry = Entry {
@@ -280,7 +290,22 @@ fn note(
         transport: transport.map(|it| name_of(it).to_owned()),
         places,
     };
-    registry.add(&entry).inspect_err(|failure| tracing::warn!("{failure}")).ok()
+    let disk = ServedDisk {
+        kind: entry.kind.clone(),
+        places: entry.places.clone(),
+        device: source.device(),
+        namespace: match source {
+            Source::Namespace(namespace) => Some((namespace.controller(), args.namespace)),
+            Source::Device(_) => None,
+        },
+        read_only: args.read_only,
+        figures,
+    };
+    let note = Note { entry, facts: disk.describe_without_figures() };
+    let mut noted = registry.add(&note).inspect_err(|failure| tracing::warn!("{failure}")).ok()?;
+    let control = DiskServer::start(&noted.socket(), disk, log::for_clients());
+    noted.control = control.inspect_err(|error| tracing::warn!("{error}")).ok();
+    Some(noted)
 }
 
 /// Tells people about the disk, and programs by a line of JSON; `uses` says how clients get at it.

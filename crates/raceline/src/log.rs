@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use raceline_control::events::EventJournal;
-use raceline_control::logging::{LogLevel, LogSettings, Part};
+use raceline_control::logging::{LogLevel, LogSettings, Logging, Part};
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
@@ -48,6 +48,8 @@ enum Way {
 
 static WAY: OnceLock<Way> = OnceLock::new();
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+/// What the command line asks for.
+static SETTINGS: OnceLock<LogSettings> = OnceLock::new();
 static TIMESTAMPS: AtomicBool = AtomicBool::new(true);
 
 /// Begins to log; gives the settings that the command line asks for. The journal of events is filled whatever these
@@ -105,7 +107,13 @@ pub(crate) fn start(args: &LogArgs, events: Option<Arc<EventJournal>>) -> LogSet
         (false, 1) => LogLevel::Info,
         (false, _) => LogLevel::Debug,
     };
-    LogSettings { print_level: level, level, ..LogSettings::default() }
+    let settings = LogSettings { print_level: level, level, ..LogSettings::default() };
+    SETTINGS.get_or_init(|| settings).clone()
+}
+
+/// The log of this process for clients of its socket, who may change it.
+pub(crate) fn for_clients() -> Logging {
+    Logging::new(SETTINGS.get().cloned().unwrap_or_default(), Box::new(apply))
 }
 
 /// Applies new settings. What is logged at the beginning, [`start`] has seen to by the command line or the environment variable;

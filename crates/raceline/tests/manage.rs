@@ -4,6 +4,8 @@
 
 #[path = "manage/connect.rs"]
 mod connect;
+#[path = "manage/disks.rs"]
+mod disks;
 #[path = "manage/nvme.rs"]
 mod nvme;
 #[path = "manage/nvmet.rs"]

@@ -54,7 +54,7 @@ pub use sim::{SimConfig, SimIo, SimWorld};
 pub use thread::core::{
     Backend, Mode, Reactor, ReactorConfig, ReactorError, ReactorHandle, open_io,
 };
-pub use thread::cores::{CoreLoop, Cores};
+pub use thread::cores::{CoreLoop, CoreWatch, Cores};
 pub use thread::mailbox::{Mailbox, SendError, Sender};
 pub use thread::roll::{RunningCore, broken_cores, running_cores};
 pub use thread::service::{Context, Service};

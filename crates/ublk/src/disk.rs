@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{BdevInfo, DiskStats, DiskTotals, SharedBdev};
+use raceline_bdev::{BdevInfo, DiskFigures, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::ublk::{MAX_DEPTH, UblkQueue};
 use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 
@@ -261,6 +261,12 @@ impl Disk {
     #[must_use]
     pub fn totals(&self) -> DiskTotals {
         self.stats.totals()
+    }
+
+    /// A way for other threads to read the same, and what its cores do.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        DiskFigures::new(&self.stats, self.cores.watch())
     }
 
     /// What the loops of its cores have done, one for each queue.

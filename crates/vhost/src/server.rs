@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use raceline_bdev::{DiskStats, DiskTotals, SharedBdev};
+use raceline_bdev::{DiskFigures, DiskStats, DiskTotals, SharedBdev};
 use raceline_reactor::private_socket::{self, SocketError, SocketFile};
 use raceline_reactor::{Backend, Context, CoreLoop, Cores, Mode, PoolConfig, ReactorConfig};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -95,7 +95,7 @@ pub struct Server {
     device: SharedBdev,
     facts: Arc<Facts>,
     link: Arc<Link>,
-    stats: DiskStats,
+    stats: Arc<DiskStats>,
     cores: Cores<Message>,
     listener: Arc<UnixListener>,
     file: SocketFile,
@@ -124,7 +124,7 @@ impl Server {
             device: Arc::clone(&config.device),
             facts,
             link,
-            stats: DiskStats::default(),
+            stats: Arc::<DiskStats>::default(),
             cores: Cores::default(),
             listener: Arc::new(listener),
             file,
@@ -193,6 +193,12 @@ impl Server {
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.link.ends().front.is_some()
+    }
+
+    /// A way for other threads to read the same, and what its cores do.
+    #[must_use]
+    pub fn figures(&self) -> DiskFigures {
+        DiskFigures::new(&self.stats, self.cores.watch())
     }
 
     /// What the loops of its cores have done.

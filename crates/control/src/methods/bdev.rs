@@ -13,7 +13,7 @@ mod split;
 mod stacked;
 mod statistics;
 
-pub(super) use nvme::{discovery_host, keys};
+pub(super) use nvme::{describe_paths, discovery_host, keys};
 use std::time::Duration;
 
 use raceline_bdev::{

@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use super::{MAX_CONNECTIONS, Shared};
-use crate::codec::{Bounds, Splitter};
+use super::Shared;
+use crate::codec::Splitter;
 use crate::error::{RpcError, code};
 use crate::request::{self, Dispatcher};
 use crate::role::{Peer, Via};
@@ -21,13 +21,6 @@ pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-
-/// How long a value may take from its first byte to its last: a client that sends only half of one occupies
-/// a place that others need.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a client may take to read an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves a client until it goes away or breaks a rule.
 pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
@@ -50,38 +43,46 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
 }
 
 /// Tells a client that all places are taken.
-pub(super) async fn refuse(mut stream: UnixStream) {
+pub(super) async fn refuse(mut stream: UnixStream, connections: usize) {
     let error = RpcError::new(code::INTERNAL_ERROR, "Too many connections")
-        .because(format!("{MAX_CONNECTIONS} clients are connected already: close some"));
+        .because(format!("{connections} clients are connected already: close some"));
     let line = request::refused(&error);
     let _ = tokio::time::timeout(ACCEPT_RETRY, stream.write_all(line.as_bytes())).await;
 }
 
 async fn converse(stream: &mut UnixStream, shared: &Arc<Shared>, peer: Peer) -> io::Result<()> {
-    let mut splitter = Splitter::new(Bounds::REQUEST);
+    let limits = shared.limits;
+    let mut splitter = Splitter::new(limits.request);
     let mut piece = vec![0; READ_BYTES];
+    // When the client was last owed nothing, and when the value began that it has sent in part.
+    let (mut quiet, mut began) = (Instant::now(), None);
     loop {
         let value = match splitter.next_value() {
             Ok(value) => value,
             Err(error) => {
                 // Reading cannot resume within the stream: answer, and close.
-                return write(stream, request::broken_stream(error)).await;
+                return write(stream, request::broken_stream(error), limits.answer_time).await;
             }
         };
         if let Some(value) = value {
             shared.answering.fetch_add(1, Ordering::Relaxed);
             let answered = match call(shared, peer, value, stream).await {
-                Some(answer) => write(stream, answer).await,
+                Some(answer) => write(stream, answer, limits.answer_time).await,
                 None => Ok(()),
             };
             shared.answering.fetch_sub(1, Ordering::Relaxed);
             answered?;
+            (quiet, began) = (Instant::now(), None);
             continue;
         }
-        let len = if splitter.is_inside() {
-            in_time(REQUEST_TIMEOUT, stream.read(&mut piece)).await?
-        } else {
-            stream.read(&mut piece).await?
+        // A client that sends a byte at a time has no more of it than one that sends nothing.
+        let end = match splitter.is_inside() {
+            true => Some(*began.get_or_insert_with(Instant::now) + limits.request_time),
+            false => limits.quiet_time.map(|time| quiet + time),
+        };
+        let len = match end.map(|end| end.saturating_duration_since(Instant::now())) {
+            Some(time) => in_time(time, stream.read(&mut piece)).await?,
+            None => stream.read(&mut piece).await?,
         };
         if len == 0 {
             return Ok(());
@@ -119,8 +120,8 @@ fn is_gone(stream: &OwnedFd) -> bool {
     looked_at.is_ok() && looked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-async fn write(stream: &mut UnixStream, answer: String) -> io::Result<()> {
-    in_time(ANSWER_TIMEOUT, stream.write_all(answer.as_bytes())).await
+async fn write(stream: &mut UnixStream, answer: String, time: Duration) -> io::Result<()> {
+    in_time(time, stream.write_all(answer.as_bytes())).await
 }
 
 async fn in_time<T>(

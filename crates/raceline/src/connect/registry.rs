@@ -7,10 +7,12 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use raceline_control::server::DiskServer;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::units;
 use crate::failure::Failure;
@@ -41,6 +43,9 @@ pub(super) const END_TIME: Duration = Duration::from_secs(30);
 /// When the disks of a unit's folder have to have ended.
 pub(super) type Ends = HashMap<PathBuf, Instant>;
 
+/// The end of the name of a disk's socket, beside that of its file.
+const SOCKET: &str = "rpc";
+
 /// What the kernel shows of locks on files.
 const LOCKS: &str = "/proc/locks";
 
@@ -58,10 +63,22 @@ pub(super) struct Entry {
     pub(super) places: Vec<String>,
 }
 
+/// What stands in the file of a disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Note {
+    #[serde(flatten)]
+    pub(super) entry: Entry,
+    /// What `raceline_get_disk` gave at the beginning, without figures.
+    #[serde(default)]
+    pub(super) facts: Value,
+}
+
 /// An entry of a disk that runs, and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) entry: Entry,
+    /// What the disk was at its beginning; null if that is not known.
+    pub(super) facts: Value,
     path: PathBuf,
     /// Who has noted it down.
     owner: u32,
@@ -78,7 +95,28 @@ pub(super) struct Registry {
 /// An entry while its process runs: the file is locked, and removed in the end.
 pub(super) struct Noted {
     path: PathBuf,
+    /// Its socket beside the file.
+    pub(super) control: Option<DiskServer>,
     _lock: File,
+}
+
+impl Noted {
+    /// Where the socket belongs at which the process of the disk answers.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.path.with_extension(SOCKET)
+    }
+
+    /// The same if the process answers there.
+    pub(super) fn socket_in_use(&self) -> Option<PathBuf> {
+        self.control.as_ref().map(|_| self.socket())
+    }
+}
+
+impl Found {
+    /// The socket at which its process answers, and its user.
+    pub(super) fn socket(&self) -> (PathBuf, u32) {
+        (self.path.with_extension(SOCKET), self.owner)
+    }
 }
 
 impl Drop for Noted {
@@ -93,14 +131,29 @@ impl Registry {
     /// `/run/raceline-disks` for root (`/run/raceline` is the service's), else `raceline` in the runtime directory of the
     /// session, else a folder in /tmp.
     pub(super) fn of_this_user() -> Result<Self, Failure> {
+        let (dir, uid) = Self::place();
+        Self::at(dir, uid, PathBuf::from(units::RUN))
+    }
+
+    /// The disks that run, for somebody who only looks: no folder is made for that.
+    pub(super) fn look() -> Result<Vec<Found>, Failure> {
+        let (dir, uid) = Self::place();
+        let run = PathBuf::from(units::RUN);
+        if fs::symlink_metadata(&dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(Self { dir, uid, run }.running_in_units());
+        }
+        Self::at(dir, uid, run)?.running()
+    }
+
+    /// The folder of this process, and its user.
+    fn place() -> (PathBuf, u32) {
         let uid = rustix::process::geteuid().as_raw();
         let of_session = || match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
             _ if uid == 0 => PathBuf::from("/run/raceline-disks"),
             Some(dir) if dir.is_absolute() => dir.join("raceline"),
             _ => PathBuf::from(format!("/tmp/raceline-{uid}")),
         };
-        let dir = units::own_folder().unwrap_or_else(of_session);
-        Self::at(dir, uid, PathBuf::from(units::RUN))
+        (units::own_folder().unwrap_or_else(of_session), uid)
     }
 
     fn at(dir: PathBuf, uid: u32, run: PathBuf) -> Result<Self, Failure> {
@@ -129,16 +182,16 @@ impl Registry {
     }
 
     /// Notes down that this process serves a disk.
-    pub(super) fn add(&self, entry: &Entry) -> Result<Noted, Failure> {
-        let path = self.dir.join(format!("disk-{}.json", entry.pid));
-        let file = self.put(&path, entry).map_err(|error| {
+    pub(super) fn add(&self, note: &Note) -> Result<Noted, Failure> {
+        let path = self.dir.join(format!("disk-{}.json", note.entry.pid));
+        let file = self.put(&path, note).map_err(|error| {
             Failure::runtime(format!("cannot note the disk down in {}: {error}", shown(&path)))
         })?;
-        Ok(Noted { path, _lock: file })
+        Ok(Noted { path, control: None, _lock: file })
     }
 
-    fn put(&self, path: &Path, entry: &Entry) -> io::Result<File> {
-        let text = serde_json::to_string(entry)?;
+    fn put(&self, path: &Path, note: &Note) -> io::Result<File> {
+        let text = serde_json::to_string(note)?;
         let _turn = self.take_turn()?;
         // It is of a process of the same number that was killed.
         match fs::remove_file(path) {
@@ -193,6 +246,14 @@ impl Registry {
             Failure::runtime(format!("cannot read {}: {error}", shown(&self.dir)))
         };
         let mut all = self.running_here().map_err(failed)?;
+        all.extend(self.running_in_units());
+        all.sort_by_key(|found| found.entry.pid);
+        Ok(all)
+    }
+
+    /// Those of the folders of units.
+    fn running_in_units(&self) -> Vec<Found> {
+        let mut all = Vec::new();
         for (dir, owner) in units::folders(&self.run, self.uid) {
             if dir == self.dir {
                 continue;
@@ -205,8 +266,7 @@ impl Registry {
                 }
             }
         }
-        all.sort_by_key(|found| found.entry.pid);
-        Ok(all)
+        all
     }
 
     /// What the folder has in it.
@@ -224,8 +284,9 @@ impl Registry {
             let Ok(file) = File::open(&path) else { continue };
             if is_free(&file) {
                 let _ = fs::remove_file(&path);
-            } else if let Ok(entry) = serde_json::from_reader(&file) {
-                all.push(Found { entry, path, owner: self.uid });
+                let _ = fs::remove_file(path.with_extension(SOCKET));
+            } else if let Ok(Note { entry, facts }) = serde_json::from_reader(&file) {
+                all.push(Found { entry, facts, path, owner: self.uid });
             }
         }
         Ok(all)
@@ -237,8 +298,8 @@ impl Registry {
         let _turn = self.take_turn_within(UNIT_TURN_TIME)?;
         let found = |path: PathBuf| {
             let file = units::open_note(&path, owner).ok().filter(|file| !is_free(file))?;
-            let entry = units::read_note(&file, &path, owner)?;
-            Some(Found { entry, path, owner })
+            let Note { entry, facts } = units::read_note(&file, &path, owner)?;
+            Some(Found { entry, facts, path, owner })
         };
         let notes = unit_notes(self.paths()?)?;
         Ok(notes.into_iter().filter_map(found).take(MAX_UNIT_DISKS).collect())
@@ -255,7 +316,7 @@ impl Registry {
 
     /// Asks a process to end, and waits until it has.
     pub(super) fn end(&self, found: &Found, time: Duration) -> Result<(), Failure> {
-        let Found { entry, path, owner } = found;
+        let Found { entry, path, owner, .. } = found;
         let Ok(file) = units::open_note(path, *owner) else { return Ok(()) };
         // Its lock shows that the process of this number is the one that has written the file, unless another user lies.
         let pid = i32::try_from(entry.pid).ok().and_then(Pid::from_raw);
@@ -356,6 +417,10 @@ mod tests {
         Entry { pid, kind: "nbd".into(), nqn: None, transport: None, places }
     }
 
+    fn noted(entry: &Entry) -> Note {
+        Note { entry: entry.clone(), facts: Value::Null }
+    }
+
     /// The folder of a unit of this user.
     fn unit(dir: &Path, owner: u32) -> Registry {
         let path = dir.join(format!("raceline-disk-{owner}"));
@@ -365,7 +430,7 @@ mod tests {
     }
 
     fn note(unit: &Registry, entry: &Entry) -> Noted {
-        let noted = unit.add(entry).unwrap();
+        let noted = unit.add(&noted(entry)).unwrap();
         std::os::unix::fs::chown(&noted.path, Some(unit.uid), None).unwrap();
         noted
     }
@@ -417,7 +482,7 @@ mod tests {
             assert_eq!(time, Duration::from_secs(left), "disk {index} after {passed} s");
         }
         // Each disk of one's own has all the time.
-        let _own = registry.add(&entry_of(7, "/d")).unwrap();
+        let _own = registry.add(&noted(&entry_of(7, "/d"))).unwrap();
         let own = registry.running().unwrap().into_iter().find(|it| it.entry.pid == 7).unwrap();
         for passed in [0, 40] {
             let now = now + Duration::from_secs(passed);
@@ -480,7 +545,7 @@ mod tests {
         roots.wait().unwrap();
         // A user that holds the folder keeps nobody from the other disks.
         let _turn = unit.take_turn().unwrap();
-        let own = registry.add(&entry_of(7, "/d")).unwrap();
+        let own = registry.add(&noted(&entry_of(7, "/d"))).unwrap();
         assert_eq!(entries(&registry), [entry_of(7, "/d")]);
         drop(own);
     }
@@ -499,7 +564,7 @@ mod tests {
                     registry.running().unwrap();
                 }
             });
-            let is_lost = |_: &usize| match registry.add(&entry) {
+            let is_lost = |_: &usize| match registry.add(&noted(&entry)) {
                 Ok(noted) => !noted.path.exists(),
                 Err(_) => true,
             };
@@ -510,7 +575,7 @@ mod tests {
         assert_eq!(lost, 0, "of {ROUNDS}");
         // What a killed process of the same number has left is no hindrance.
         fs::write(registry.dir().join("disk-7.json"), "left").unwrap();
-        let _noted = registry.add(&entry).unwrap();
+        let _noted = registry.add(&noted(&entry)).unwrap();
         assert_eq!(entries(&registry), [entry]);
     }
 
@@ -563,11 +628,16 @@ mod tests {
             transport: None,
             places: vec!["127.0.0.1:1".into()],
         };
-        let noted = registry.add(&entry).unwrap();
+        let noted = registry.add(&noted(&entry)).unwrap();
         fs::write(registry.dir().join("disk-999.json"), "{}").unwrap();
+        fs::write(registry.dir().join("disk-999.rpc"), "").unwrap();
         fs::write(registry.dir().join("disk-x.sock"), "").unwrap();
+        fs::write(noted.socket(), "").unwrap();
         assert_eq!(entries(&registry), [entry]);
-        assert!(!registry.dir().join("disk-999.json").exists());
+        for gone in ["disk-999.json", "disk-999.rpc"] {
+            assert!(!registry.dir().join(gone).exists(), "{gone}");
+        }
+        assert!(noted.socket().exists() && noted.socket_in_use().is_none());
         drop(noted);
         assert!(registry.running().unwrap().is_empty());
         use std::os::unix::fs::PermissionsExt as _;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use raceline_bdev::SharedBdev;
 use raceline_ublk::{Disk, DiskConfig, DiskError, Ended, Mark, User};
 
-use super::registry::{END_TIME, Entry, LOOK_INTERVAL, Registry};
+use super::registry::{END_TIME, Entry, LOOK_INTERVAL, Noted, Registry};
 use super::{End, InUse, Ready, Source, Watched, Way, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::cli::values::IoChoice;
@@ -53,7 +53,8 @@ pub(super) fn serve(
     if disk.is_recovered() {
         tracing::info!("{place} goes on: the process that served it had ended");
     }
-    let noted = note(args, registry, ("ublk", way.transport), vec![place.clone()]);
+    let beside = (("ublk", way.transport), disk.figures());
+    let noted = note(args, (source, registry), beside, vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "ublk",
@@ -64,6 +65,7 @@ pub(super) fn serve(
         read_only: args.read_only || info.read_only,
         recovered: Some(disk.is_recovered()),
         zero_copy: Some(disk.is_zero_copy()),
+        rpc: noted.as_ref().and_then(Noted::socket_in_use),
         pid: std::process::id(),
     };
     let copied = if disk.is_zero_copy() { ", to which data go without a copy" } else { "" };

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::registry::Entry;
+use super::registry::Note;
 
 /// Where systemd makes the folders of services; only root makes folders there.
 pub(super) const RUN: &str = "/run";
@@ -70,13 +70,14 @@ pub(super) fn open_note(path: &Path, owner: u32) -> io::Result<File> {
 
 /// What stands in a note of a unit's folder, if it can be: the name has the number of the process, and no other user than root has
 /// a disk below /dev.
-pub(super) fn read_note(file: &File, path: &Path, owner: u32) -> Option<Entry> {
+pub(super) fn read_note(file: &File, path: &Path, owner: u32) -> Option<Note> {
     let mut text = String::new();
     file.take(MAX_NOTE_BYTES).read_to_string(&mut text).ok()?;
-    let entry: Entry = serde_json::from_str(&text).ok()?;
+    let note: Note = serde_json::from_str(&text).ok()?;
+    let entry = &note.entry;
     let is_named = path.file_name() == Some(OsStr::new(&format!("disk-{}.json", entry.pid)));
     let is_device = entry.kind == "ublk" || entry.places.iter().any(|it| it.starts_with("/dev/"));
-    (is_named && (owner == 0 || !is_device)).then_some(entry)
+    (is_named && (owner == 0 || !is_device)).then_some(note)
 }
 
 /// Asks a process to end if it belongs to this user.

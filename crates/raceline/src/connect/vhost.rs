@@ -2,7 +2,7 @@
 
 use raceline_vhost::{Server, ServerConfig, ServerError};
 
-use super::registry::Registry;
+use super::registry::{Noted, Registry};
 use super::{End, InUse, Ready, Source, Watched, Way, default_socket, note, print, wait_with};
 use crate::cli::connect::DiskArgs;
 use crate::failure::Failure;
@@ -30,7 +30,8 @@ pub(super) fn serve(
     config.backend = args.io.into();
     let server = Server::start(&config).map_err(|error| failure(&error))?;
     let place = config.socket.display().to_string();
-    let noted = note(args, registry, ("vhost-user", way.transport), vec![place.clone()]);
+    let beside = (("vhost-user", way.transport), server.figures());
+    let noted = note(args, (source, registry), beside, vec![place.clone()]);
     let ready = Ready {
         ready: true,
         kind: "vhost-user",
@@ -41,6 +42,7 @@ pub(super) fn serve(
         recovered: None,
         zero_copy: None,
         read_only: args.read_only || info.read_only,
+        rpc: noted.as_ref().and_then(Noted::socket_in_use),
         pid: std::process::id(),
     };
     let uses = format!(

@@ -1,11 +1,15 @@
 //! `raceline list` and `raceline list-subsys`: subsystems, their controllers and namespaces, in nvme-cli's tables.
 //!
-//! What is listed is what an address or a file of connections leads to, or else what a daemon is connected to.
+//! What is listed is what an address or a file of connections leads to, or else the disks of `raceline connect` and what a daemon
+//! is connected to.
+
+mod disks;
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use raceline_control::client::Address;
 use raceline_host::blocking::Host;
 use raceline_host::{HostConfig, NamespaceInfo, Transport};
 use raceline_proto::nvme::Nqn;
@@ -18,7 +22,7 @@ use super::refuse_binary;
 use super::unopened::{Unopened, unopened};
 use crate::cli::nvme::{ControllerArgs, DeviceArgs, NvmeFormat};
 use crate::cli::values;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::remote::failure;
 use crate::table::printable;
 use crate::{manage, shell};
@@ -110,7 +114,7 @@ fn gather(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
     if args.has_nqn {
         return of_file(Path::new(files::CONFIG), args);
     }
-    of_daemon(args)
+    of_this_machine(args)
 }
 
 /// Every subsystem that the discovery service offers at the address itself.
@@ -232,6 +236,34 @@ fn describe(controller: &str, info: &NamespaceInfo) -> Namespace {
     }
 }
 
+/// The disks of this user, and what a daemon is connected to. Disks need no daemon, unless its socket was named.
+fn of_this_machine(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
+    let mut disks = disks::gather(args);
+    if args.named.device.is_some() && !disks.is_empty() {
+        return Ok(disks);
+    }
+    match of_daemon(args) {
+        Ok(mut found) => {
+            found.append(&mut disks);
+            Ok(found)
+        }
+        Err(failure) if args.named.socket.is_some() => Err(failure),
+        Err(failure) if disks.is_empty() && failure.code == code::CONNECT => {
+            let text = format!("no disk of raceline connect runs, and {}", failure.message);
+            Err(Failure { message: text, ..failure })
+        }
+        Err(failure) if disks.is_empty() => Err(failure),
+        Err(failure) => {
+            let is_there =
+                |address: &Address| matches!(address, Address::Unix(path) if path.exists());
+            if Address::usual().iter().any(is_there) {
+                shell::note(&format!("only disks are listed: {}", failure.message));
+            }
+            Ok(disks)
+        }
+    }
+}
+
 /// What a daemon is connected to.
 fn of_daemon(args: &DeviceArgs) -> Result<Vec<Subsystem>, Failure> {
     let connected = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT);
@@ -270,26 +302,7 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
     let paths = controller["ctrlrs"].as_array()?;
     let first =
         paths.first().filter(|path| values::transport(&word(&path["trid"]["trtype"])).is_ok())?;
-    let controllers = paths.iter().map(|path| {
-        let trid = &path["trid"];
-        let source = word(&path["host"]["addr"]);
-        let source = if source.is_empty() { source } else { format!(",src_addr={source}") };
-        Controller {
-            name: name.clone(),
-            transport: word(&trid["trtype"]).to_ascii_lowercase(),
-            address: format!(
-                "traddr={},trsvcid={}{source}",
-                word(&trid["traddr"]),
-                word(&trid["trsvcid"])
-            ),
-            state: if path["state"] == "enabled" {
-                "live".to_owned()
-            } else {
-                word(&path["state"])
-            },
-            cntlid: path["cntlid"].to_string(),
-        }
-    });
+    let controllers = paths.iter().map(|path| of_path(&name, path));
     let nvme = |bdev: &Value| bdev["driver_specific"]["nvme"][0].clone();
     let own =
         bdevs.iter().filter(|bdev| is_of(&word(&bdev["name"]), &name) && nvme(bdev).is_object());
@@ -326,6 +339,25 @@ fn of_controller(controller: &Value, bdevs: &[Value]) -> Option<Subsystem> {
         namespaces: namespaces.collect(),
         unopened: unopened(controller),
     })
+}
+
+/// A path as `bdev_nvme_get_controllers` describes it, of the controller or the disk of this name.
+fn of_path(name: &str, path: &Value) -> Controller {
+    let trid = &path["trid"];
+    let source = word(&path["host"]["addr"]);
+    let source = if source.is_empty() { source } else { format!(",src_addr={source}") };
+    let state = if path["state"] == "enabled" { "live".into() } else { word(&path["state"]) };
+    Controller {
+        name: name.to_owned(),
+        transport: word(&trid["trtype"]).to_ascii_lowercase(),
+        address: format!(
+            "traddr={},trsvcid={}{source}",
+            word(&trid["traddr"]),
+            word(&trid["trsvcid"])
+        ),
+        state,
+        cntlid: path["cntlid"].to_string(),
+    }
 }
 
 /// Whether a device is a namespace of the controller: NAMEnN.
@@ -374,7 +406,11 @@ fn namespaces_normal(subsystems: &[Subsystem]) -> String {
                 size => (size, "B"),
             };
             let format = format!("{block:3} {unit:>3} + {:2} B", namespace.metadata_bytes);
-            let nsid = format!("{:#x}", namespace.nsid);
+            // 0 is no number of a namespace: it is a device of this machine.
+            let nsid = match namespace.nsid {
+                0 => "-".to_owned(),
+                nsid => format!("{nsid:#x}"),
+            };
             let (serial, model, firmware) =
                 (&subsystem.serial, &subsystem.model, &subsystem.firmware);
             text += &row([&namespace.node, "-", serial, model, &nsid, &usage, &format, firmware]);
@@ -396,9 +432,14 @@ fn si(bytes: u64) -> String {
     format!("{:3}.{:02} {:>2}B", hundredths / 100, hundredths % 100, UNITS[unit])
 }
 
+/// Those that are subsystems: a device of this machine is none.
+fn remote(subsystems: &[Subsystem]) -> impl Iterator<Item = &Subsystem> {
+    subsystems.iter().filter(|subsystem| !subsystem.nqn.is_empty())
+}
+
 fn subsystems_normal(subsystems: &[Subsystem]) -> String {
     let mut text = String::new();
-    for (number, subsystem) in subsystems.iter().enumerate() {
+    for (number, subsystem) in remote(subsystems).enumerate() {
         let name = format!("nvme-subsys{number}");
         let indent = name.len();
         let (nqn, host) = (printable(&subsystem.nqn), printable(&subsystem.hostnqn));
@@ -414,9 +455,12 @@ fn subsystems_normal(subsystems: &[Subsystem]) -> String {
 // -------------------------------------------------------------------------- for programs
 
 /// Subsystems by the host that they are connected as.
-fn by_host(subsystems: &[Subsystem], describe: impl Fn(usize, &Subsystem) -> Value) -> Vec<Value> {
+fn by_host<'a>(
+    subsystems: impl Iterator<Item = &'a Subsystem>,
+    describe: impl Fn(usize, &Subsystem) -> Value,
+) -> Vec<Value> {
     let mut hosts: Vec<(&str, Map<String, Value>)> = Vec::new();
-    for (number, subsystem) in subsystems.iter().enumerate() {
+    for (number, subsystem) in subsystems.enumerate() {
         let place =
             hosts.iter().position(|(nqn, _)| *nqn == subsystem.hostnqn).unwrap_or_else(|| {
                 let mut host = Map::new();
@@ -458,7 +502,7 @@ fn namespaces_flat(subsystems: &[Subsystem]) -> Value {
 }
 
 fn namespaces_document(subsystems: &[Subsystem]) -> Value {
-    let devices = by_host(subsystems, |number, subsystem| {
+    let devices = by_host(subsystems.iter(), |number, subsystem| {
         let controllers = subsystem.controllers.iter().map(|controller| {
             json!({
                 "Controller": controller.name,
@@ -503,7 +547,7 @@ fn namespaces_document(subsystems: &[Subsystem]) -> Value {
 }
 
 fn subsystems_document(subsystems: &[Subsystem]) -> Value {
-    let hosts = by_host(subsystems, |number, subsystem| {
+    let hosts = by_host(remote(subsystems), |number, subsystem| {
         let paths = subsystem.controllers.iter().map(|controller| {
             json!({
                 "Name": controller.name,

@@ -13,7 +13,7 @@ fn target() -> (Daemon, String) {
 }
 
 /// The same by another name.
-fn target_of(nqn: &str) -> (Daemon, String) {
+pub(super) fn target_of(nqn: &str) -> (Daemon, String) {
     let daemon = Daemon::start();
     daemon.ok(&["bdev", "add", "ram:16M", "-n", "m0"]);
     daemon.ok(&["subsys", "add", nqn, "--allow-any-host"]);

@@ -1,12 +1,13 @@
 //! Several cores that serve one thing: they start one after another, and end together.
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::thread::core::{Reactor, ReactorConfig, ReactorHandle};
 use crate::thread::mailbox::Sender;
 use crate::thread::service::{Context, Service};
-use crate::thread::stats::LoopSnapshot;
+use crate::thread::stats::{LoopSnapshot, LoopStats};
 
 /// How often a wait that has a limit looks whether cores have ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -28,9 +29,41 @@ pub struct CoreLoop {
 #[derive(Debug)]
 struct Started<M> {
     handle: ReactorHandle<M>,
+    watched: Watched,
+}
+
+/// What a thread other than a core needs to read the counters of its loop.
+#[derive(Clone, Debug)]
+struct Watched {
+    stats: Arc<LoopStats>,
     name: String,
     core: Option<usize>,
     began: Instant,
+}
+
+/// A way for any thread to read what the loops of several cores have done, which outlives them.
+#[derive(Clone, Debug)]
+pub struct CoreWatch {
+    watched: Vec<Watched>,
+}
+
+impl CoreWatch {
+    /// What the loops have done, in the order in which they have started. Reading it waits for no core.
+    #[must_use]
+    pub fn loops(&self) -> Vec<CoreLoop> {
+        self.watched.iter().map(Watched::read).collect()
+    }
+}
+
+impl Watched {
+    fn read(&self) -> CoreLoop {
+        CoreLoop {
+            name: self.name.clone(),
+            core: self.core,
+            age: self.began.elapsed(),
+            loops: self.stats.snapshot(),
+        }
+    }
 }
 
 /// The cores of a server. Dropped, they run on.
@@ -67,7 +100,9 @@ impl<M> Cores<M> {
             let name = format!("{}-{place}", config.name);
             let config = ReactorConfig { core, name: name.clone(), ..config.clone() };
             let handle = Reactor::spawn(config, builder(place))?;
-            self.started.push(Started { handle, name, core, began: Instant::now() });
+            let stats = Arc::clone(handle.stats());
+            let watched = Watched { stats, name, core, began: Instant::now() };
+            self.started.push(Started { handle, watched });
         }
         Ok(())
     }
@@ -100,13 +135,13 @@ impl<M> Cores<M> {
     /// What their loops have done, in the order in which they have started. Reading it waits for no core.
     #[must_use]
     pub fn loops(&self) -> Vec<CoreLoop> {
-        let read = |core: &Started<M>| CoreLoop {
-            name: core.name.clone(),
-            core: core.core,
-            age: core.began.elapsed(),
-            loops: core.handle.stats().snapshot(),
-        };
-        self.started.iter().map(read).collect()
+        self.started.iter().map(|core| core.watched.read()).collect()
+    }
+
+    /// A way to read the same from another thread.
+    #[must_use]
+    pub fn watch(&self) -> CoreWatch {
+        CoreWatch { watched: self.started.iter().map(|core| core.watched.clone()).collect() }
     }
 
     /// As [`Self::join`], for `limit` at most; gives how many have not ended by then. These run on.
@@ -187,8 +222,16 @@ mod tests {
         let loops = cores.loops();
         let names: Vec<_> = loops.iter().map(|core| (core.name.as_str(), core.core)).collect();
         assert_eq!(names, [("word-0", None), ("word-1", None), ("word-2", None)]);
+        let watch = cores.watch();
         cores.tell(|| ());
         cores.join();
+        // Who reads them needs no cores that run.
+        let after = watch.loops();
+        assert_eq!(
+            after.iter().map(|core| (core.name.as_str(), core.core)).collect::<Vec<_>>(),
+            names
+        );
+        assert!(after.iter().all(|core| core.loops.turns > 0), "{after:?}");
         drop(heard);
         let mut words: Vec<_> = hears.iter().collect();
         words.sort_unstable();

@@ -483,12 +483,7 @@ fn get_controllers(call: &Call<'_>, params: GetControllers) -> Result<Vec<Value>
 
 fn describe(controller: &Controller) -> Value {
     let ctrlrs = match &controller.link {
-        Link::Remote(remote) => {
-            let (paths, disabled) = (remote.paths(), remote.disabled_paths());
-            let disabled = disabled.iter().map(|path| describe_path(path, "disabled"));
-            let states = paths.iter().map(|path| describe_path(path, state_name(&path.state)));
-            states.chain(disabled).collect()
-        }
+        Link::Remote(remote) => describe_paths(remote),
         Link::Drive(_) => vec![json!({
             "state": controller.link.state(),
             "trid": controller.link.trid(),
@@ -506,6 +501,14 @@ fn describe(controller: &Controller) -> Value {
         described["unopened"] = unopened.into();
     }
     described
+}
+
+/// The paths of a remote controller, as the member `ctrlrs` has them.
+pub(in crate::methods) fn describe_paths(remote: &RemoteController) -> Vec<Value> {
+    let (paths, disabled) = (remote.paths(), remote.disabled_paths());
+    let disabled = disabled.iter().map(|path| describe_path(path, "disabled"));
+    let states = paths.iter().map(|path| describe_path(path, state_name(&path.state)));
+    states.chain(disabled).collect()
 }
 
 fn describe_path(path: &RemotePath, state: &str) -> Value {
