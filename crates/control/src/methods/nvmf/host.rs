@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use raceline_proto::nvme::Nqn;
 use serde::Deserialize;
 
 use crate::error::RpcError;
@@ -46,13 +45,6 @@ fn add(call: &Call<'_>, params: Add) -> Result<bool, RpcError> {
     super::check_target(call.manager, &target)?;
     let (nqn, host) = (super::nqn(&params.nqn)?, super::host_nqn(&params.host)?);
     call.manager.model().nvmf.target(&target)?.subsystem(&nqn).map_err(super::invalid)?;
-    // As in SPDK. Names that are kept, or stand in a configuration file, were taken once.
-    if !call.peer.is_internal {
-        Nqn::qualified(&params.host).map_err(|error| {
-            let detail = format!("`{}`: {error}", params.host.escape_debug());
-            RpcError::internal("Internal error").because(detail)
-        })?;
-    }
     let names = KeyNames {
         psk: params.psk,
         dhchap_key: params.dhchap_key,
