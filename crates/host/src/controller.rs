@@ -424,8 +424,8 @@ impl Controller {
             let HostConfig { subnqn: nqn, address, .. } = &self.config;
             tracing::warn!(
                 event = "path", %nqn, %address, %error,
-                "the controller was up and does not take this host back: put that right at the target; because \
-                 ctrl_loss_tmo is -1, the next try is after {delay:?}, and later ones with the same result are not logged"
+                "the controller was up and does not take this host back: put that right at the target, or the secret or key here; \
+                 because ctrl_loss_tmo is -1, the next try is after {delay:?}, and later ones with the same result are not logged"
             );
         }
         self.refusal = text;

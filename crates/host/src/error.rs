@@ -219,7 +219,7 @@ pub enum HostError {
     AuthenticationBroken(SocketAddr, Status),
     /// The peer's first bytes are of another protocol than NVMe/TCP and TLS: these, for people.
     #[error(
-        "what answers at {0} speaks no NVMe/TCP (it sent {1}): check the port (-s, in RPC trsvcid)"
+        "what answers at {0} speaks no NVMe/TCP (it sent {1}): check the port (--trsvcid, in RPC trsvcid)"
     )]
     OtherProtocol(SocketAddr, String),
     /// The peer broke the protocol.
@@ -346,8 +346,13 @@ fn parameter(address: SocketAddr, status: Status, offset: u16, in_data: bool) ->
         (true, 16) => " (controller identifier)",
         (true, 256) if status.same_code(Status::CONNECT_INVALID_PARAMETERS) => {
             let (ip, port) = (address.ip(), address.port());
+            let scope = match address {
+                SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("%{}", v6.scope_id()),
+                _ => String::new(),
+            };
             return format!(
-                " (subsystem NQN): there is no such subsystem for this host: `raceline discover -a {ip} -s {port}` lists the names"
+                " (subsystem NQN): there is no such subsystem for this host: `raceline discover -a {ip}{scope} -s {port}` lists the \
+                 names (with the same -t, -q and --dhchap-secret)"
             );
         }
         (true, 256) => " (subsystem NQN)",
@@ -376,7 +381,15 @@ mod tests {
     fn who_is_refused_learns_what_to_do_by_the_command_line_and_by_rpc() {
         let unknown = refused(Status::CONNECT_INVALID_PARAMETERS.dnr(), 256);
         let end = "there is no such subsystem for this host: `raceline discover -a ::1 -s 4421` lists the names";
-        assert!(unknown.ends_with(end), "{unknown}");
+        assert!(unknown.contains(end), "{unknown}");
+        let address = "[fe80::1%3]:4421".parse().unwrap();
+        let local = HostError::ConnectRefused {
+            address,
+            status: Status::CONNECT_INVALID_PARAMETERS,
+            offset: 256,
+            in_data: true,
+        };
+        assert!(local.to_string().contains("-a fe80::1%3 -s 4421"), "{local}");
         // A controller that says otherwise is not one that has no such subsystem.
         assert!(refused(Status::CONNECT_INVALID_HOST, 256).ends_with("(subsystem NQN)"));
         let address = "192.0.2.1:4420".parse().unwrap();
@@ -403,7 +416,7 @@ mod tests {
     fn another_protocol_is_named_as_such() {
         let address = "127.0.0.1:80".parse().unwrap();
         let text = HostError::OtherProtocol(address, "`HTTP/1.1`".to_owned()).to_string();
-        let wanted = "what answers at 127.0.0.1:80 speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (-s, in RPC trsvcid)";
+        let wanted = "what answers at 127.0.0.1:80 speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (--trsvcid, in RPC trsvcid)";
         assert_eq!(text, wanted);
     }
 }

@@ -6,11 +6,13 @@ mod loss;
 mod namespace;
 mod queues;
 mod registry;
+mod renewal;
 mod tls;
 mod ublk;
 mod units;
 mod vhost;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,6 +33,7 @@ use self::disconnect::name_of;
 use self::loss::{InUse, Loss, Verdict};
 use self::queues::Plan;
 use self::registry::{Entry, Note, Noted, Registry};
+use self::renewal::Renewal;
 use crate::cli::connect::{DiskArgs, DiskKind};
 use crate::cli::device::Device;
 use crate::failure::Failure;
@@ -76,7 +79,7 @@ struct Way {
 
 /// What is to be a disk.
 enum Source {
-    Namespace(Arc<RemoteNamespace>),
+    Namespace(Arc<RemoteNamespace>, RefCell<Renewal>),
     Device(SharedBdev),
 }
 
@@ -94,27 +97,34 @@ impl Source {
                 "connect --iscsi: name the logical unit by --bdev iscsi://HOST/IQN/LUN instead",
             )),
             None => {
-                let (config, queues) = namespace::config(args)?;
+                let (config, queues, renewal) = namespace::config(args)?;
                 let plan = Plan::new(args, &queues)?;
                 let transport = Some(config.transport);
                 let namespace = plan.open(config, args.namespace)?;
                 let way = Way { cores: plan.cores, transport };
-                Ok((Self::Namespace(Arc::new(namespace)), way))
+                Ok((Self::Namespace(Arc::new(namespace), RefCell::new(renewal)), way))
             }
         }
     }
 
     fn device(&self) -> SharedBdev {
         match self {
-            Self::Namespace(namespace) => Arc::clone(namespace) as SharedBdev,
+            Self::Namespace(namespace, _) => Arc::clone(namespace) as SharedBdev,
             Self::Device(device) => Arc::clone(device),
+        }
+    }
+
+    /// Has its host authenticate with secrets that have changed in their files.
+    fn look_at_secrets(&self) {
+        if let Self::Namespace(_, renewal) = self {
+            renewal.borrow_mut().look();
         }
     }
 
     /// Its name, and why its controller was given up, if it was: in this process it never comes back. (A session of a logical
     /// unit is never given up.)
     fn loss(&self) -> Option<String> {
-        let Self::Namespace(namespace) = self else { return None };
+        let Self::Namespace(namespace, _) = self else { return None };
         let error = namespace.failure()?;
         Some(format!("{}: the controller was given up ({error})", namespace.info().name))
     }
@@ -126,7 +136,8 @@ trait Watched {
     fn look(&mut self) -> Result<(), Failure>;
 
     /// Who uses it, and would wait without this process instead of getting errors.
-    fn user(&self) -> Option<InUse>;
+    /// `at_once`: without the time after which a program that only looks has closed it again.
+    fn user(&self, at_once: bool) -> Option<InUse>;
 }
 
 /// Why a disk ends.
@@ -180,7 +191,7 @@ pub(crate) fn connect(args: &DiskArgs) -> Result<(), Failure> {
         DiskKind::Ublk => ublk::serve(args, (&source, way), &registry, &interrupt),
         DiskKind::VhostUser => vhost::serve(args, (&source, way), &registry, &interrupt),
     };
-    if let Source::Namespace(namespace) = &source {
+    if let Source::Namespace(namespace, _) = &source {
         namespace.disconnect();
     }
     ended
@@ -295,7 +306,7 @@ fn note(
         places: entry.places.clone(),
         device: source.device(),
         namespace: match source {
-            Source::Namespace(namespace) => Some((namespace.controller(), args.namespace)),
+            Source::Namespace(namespace, _) => Some((namespace.controller(), args.namespace)),
             Source::Device(_) => None,
         },
         read_only: args.read_only,
@@ -331,7 +342,7 @@ impl Watched for &Server {
     }
 
     /// Clients lose their connections with the process, and their requests fail by that.
-    fn user(&self) -> Option<InUse> {
+    fn user(&self, _at_once: bool) -> Option<InUse> {
         None
     }
 }
@@ -347,7 +358,8 @@ fn wait_with(
     let _sizes = Following::start(source.device())?;
     let (mut watchdog, mut loss) = (Watchdog::new(), Loss::default());
     while interrupt.wait(watchdog.interval()).is_none() {
-        match loss.judge(source.loss(), || disk.user()) {
+        watchdog.look();
+        match loss.judge(source.loss(), |at_once| disk.user(at_once)) {
             Verdict::GoesOn | Verdict::Stays(None) => {}
             Verdict::Stays(Some(said)) => {
                 tracing::error!("{}", said.log);
@@ -356,7 +368,7 @@ fn wait_with(
             Verdict::Ends(why) => return Ok(End::GivenUp(Failure::runtime(why))),
         }
         disk.look()?;
-        watchdog.look();
+        source.look_at_secrets();
     }
     serve::tell(&[NotifyState::Stopping]);
     Ok(End::Asked)

@@ -8,6 +8,10 @@ use crate::failure::Failure;
 
 /// The user of the packaged service.
 const SERVICE: &str = "raceline";
+/// The user that stands for all whom a container does not have, if the file of the kernel cannot be read.
+const NOBODY: u32 = 65534;
+/// The bit of a folder in which each user has files of their own.
+const STICKY: u32 = 0o1000;
 /// Where the names of users are. Others than its own, such as those of a directory service, are called by number.
 const USERS: &str = "/etc/passwd";
 
@@ -15,6 +19,10 @@ const USERS: &str = "/etc/passwd";
 /// that it leaves would be root's.
 pub(crate) fn check(args: &ServeArgs) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    // What is root's already has a daemon of root, which this one follows.
+    if args.take_over && is_roots(&args.socket) {
         return Ok(());
     }
     let folders = args.state_dir.clone().into_iter().chain(Some(folder_of(&args.socket)));
@@ -40,11 +48,30 @@ struct Owner {
     name: Option<String>,
 }
 
-/// Whose folder it is; `None`: root's, or it is not there yet.
+/// Whether a file is there, and root's.
+fn is_roots(file: &Path) -> bool {
+    std::fs::symlink_metadata(file).is_ok_and(|info| info.uid() == 0)
+}
+
+/// Whose folder it is; `None`: root's, everybody's, of no user of this container, or it is not there yet.
 fn owner_of(folder: &Path) -> Option<Owner> {
-    let info = std::fs::metadata(folder).ok().filter(|info| info.uid() != 0)?;
+    let info = std::fs::metadata(folder).ok()?;
+    if info.uid() == 0 || info.mode() & STICKY != 0 || info.uid() == no_user() {
+        return None;
+    }
     let users = std::fs::read_to_string(USERS).unwrap_or_default();
     Some(Owner { uid: info.uid(), gid: info.gid(), name: name_in(&users, info.uid()) })
+}
+
+/// Who owns the files of users whom a container does not have; outside of one, nobody.
+fn no_user() -> u32 {
+    let is_whole = std::fs::read_to_string("/proc/self/uid_map")
+        .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    if is_whole {
+        return 0;
+    }
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    overflow.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(NOBODY)
 }
 
 /// The name of a user in a file of the form of passwd(5).
@@ -75,7 +102,8 @@ fn refusal(folder: &Path, owner: &Owner, is_take_over: bool) -> String {
     };
     format!(
         "{folder} belongs to user {user}, and this process runs as root, whose files there would keep a daemon of that user from \
-         starting: {service}run this as that user ({prefix} raceline serve ...), or name folders of root's with --state-dir and -r"
+         starting: {service}run this as that user ({prefix} raceline serve ...), name folders of root's with --state-dir and -r, \
+         or give this one to root (chown root {folder})"
     )
 }
 

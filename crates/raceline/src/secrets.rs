@@ -101,6 +101,17 @@ pub(crate) fn text(option: &str, path: &Path) -> Result<Zeroizing<String>, Failu
     })
 }
 
+/// The file that has the key which is named like this; none for a pipe, or a key of the kernel.
+pub(crate) fn file_of(path: &Path) -> Option<PathBuf> {
+    if KernelKey::parse(&path.to_string_lossy()).is_some() {
+        return None;
+    }
+    let state_dir = std::env::var_os(STATE_VARIABLE).map(PathBuf::from);
+    let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_STATE_DIR));
+    let (path, _) = locate(path, &Places::of(Some(&state_dir)));
+    std::fs::metadata(&path).is_ok_and(|info| info.is_file()).then_some(path)
+}
+
 /// Whether it can be the name of a key.
 fn is_word(path: &Path) -> bool {
     !path.to_string_lossy().contains('/')

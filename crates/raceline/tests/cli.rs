@@ -343,7 +343,7 @@ fn another_server_than_a_target_is_named_as_such() {
     let port = address.port().to_string();
     let line = fails(&["discover", "-a", "127.0.0.1", "-s", &port, "-l", "0"], 3);
     let wanted = format!(
-        "what answers at {address} speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (-s"
+        "what answers at {address} speaks no NVMe/TCP (it sent `HTTP/1.1`): check the port (--trsvcid"
     );
     assert!(line.contains(&wanted), "{line}");
     served.join().unwrap();

@@ -502,6 +502,16 @@ fn changes_are_listed_and_undone() {
     assert!(daemon.refused(&["config", "undo", "9999"]).contains("change 9999 is not kept"));
 }
 
+/// A process that ends with its owner.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn what_a_connected_host_uses_is_not_undone_without_a_question() {
     let daemon = Daemon::start();
@@ -509,10 +519,10 @@ fn what_a_connected_host_uses_is_not_undone_without_a_question() {
     daemon.ok(&["host", "add", NQN, "any"]);
     let port = daemon.json(&["port", "ls"])[0]["trsvcid"].as_str().unwrap().to_owned();
     let ends = ["-a", "127.0.0.1", "-s", &port, "-n", NQN, "-q", "nqn.2026-01.io.raceline:guest"];
-    let load = ["perf", "--namespace", "7", "--rw", "randread", "--runtime", "600"];
+    let load = ["perf", "--namespace", "7", "--rw", "randread", "--runtime", "120"];
     let mut guest = daemon.command();
     let guest = guest.args(load).args(ends).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut guest = guest.spawn().unwrap();
+    let guest = Ended(guest.spawn().unwrap());
     let controllers = || daemon.ok(&["rpc", "nvmf_subsystem_get_controllers", NQN]);
     wait_for(|| controllers().contains("raceline:guest"));
     // The last change alone, of a subsystem with a host.
@@ -525,8 +535,7 @@ fn what_a_connected_host_uses_is_not_undone_without_a_question() {
     let other = daemon.output(&["config", "undo"]);
     let agreed = daemon.output(&["config", "undo", &number, "--yes"]);
     let closed = daemon.ok(&["host", "ls"]);
-    let _ = guest.kill();
-    guest.wait().unwrap();
+    drop(guest);
     assert_eq!(asked.status.code(), Some(2), "{said}");
     let who = format!(
         "undo would take back 1 change (connected to {NQN}: nqn.2026-01.io.raceline:guest)"

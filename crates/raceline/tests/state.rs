@@ -306,6 +306,18 @@ fn root_starts_nothing_in_folders_of_another_user() {
             }
         }
     }
+    // A daemon of root's that is there may be replaced, and a sticky folder is everybody's.
+    fs::write(kept.socket(), "").unwrap();
+    let state = kept.state();
+    let output =
+        Served::fail(&kept.socket(), &["--state-dir", state.to_str().unwrap(), "--take-over"]);
+    assert!(!output.stderr.contains("run this as"), "{}", output.stderr);
+    fs::remove_file(kept.socket()).unwrap();
+    fs::remove_dir_all(&state).unwrap();
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o1777)).unwrap();
+    std::os::unix::fs::chown(&run, Some(NOBODY), Some(NOBODY)).unwrap();
+    let served = Served::start(&kept.socket(), &["--state-dir", state.to_str().unwrap()]);
+    assert_eq!(served.end(Signal::TERM).code, Some(0));
     // Both that user's folders and root's serve their own.
     fs::set_permissions(kept.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for user in [NOBODY, 0] {

@@ -712,7 +712,9 @@ impl Io for UringIo {
                 self.enter(false)?;
                 self.harvest(done);
             }
-            let idle = sleeps && done.len() == before && self.ring.completion().is_empty();
+            // (who wants another turn gets it before a sleep)
+            let idle =
+                sleeps && !self.woken && done.len() == before && self.ring.completion().is_empty();
             if idle && self.waker.start_wait() {
                 let entered = self.enter(true);
                 self.waker.end_wait();

@@ -194,7 +194,7 @@ impl Disk {
             set.map_err(|source| refused(Command::SetParams, id, source))?;
             serve(config, (&info, control.is_encoded(), way), &told, &mut cores)?;
             open_queues(id, &told, &cores)?;
-            let worth = || told.is_well();
+            let worth = || told.is_well() && cores.is_running();
             let started = control.simple(Command::Start, id, process_id(), &worth);
             started.map_err(|source| refused(Command::Start, id, source))
         };

@@ -17,4 +17,4 @@ pub use disk::{
     DEFAULT_DEPTH, DEFAULT_MAX_IO_BYTES, Disk, DiskConfig, DiskError, Ended, MAX_IO_BYTES,
     MAX_MEMORY_BYTES, Mark, be_io_flusher, check, path, remove_orphan,
 };
-pub use users::{User, is_held, user};
+pub use users::{User, is_held, user, user_at_once};

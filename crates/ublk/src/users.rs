@@ -47,15 +47,24 @@ pub fn user(path: &str) -> Option<User> {
         if look > 0 {
             thread::sleep(LOOK_INTERVAL);
         }
-        if is_held(path) {
-            return Some(User::Exclusive);
+        user = user_at_once(path);
+        if user == Some(User::Exclusive) {
+            break;
         }
-        user = opener(&numbers(path), Path::new("/proc")).map(User::Process);
         if user.is_none() {
             break;
         }
     }
     user
+}
+
+/// As [`user`], but a program that has it open for a moment counts, too.
+#[must_use]
+pub fn user_at_once(path: &str) -> Option<User> {
+    if is_held(path) {
+        return Some(User::Exclusive);
+    }
+    opener(&numbers(path), Path::new("/proc")).map(User::Process)
 }
 
 /// The numbers of a block device and of its partitions.
@@ -80,8 +89,13 @@ fn opener(numbers: &[u64], processes: &Path) -> Option<u32> {
         // A process that has ended meanwhile has nothing open.
         let files = fs::read_dir(processes.join(pid.to_string()).join("fd"));
         let mut files = files.into_iter().flatten().filter_map(Result::ok);
+        // Whoever asks for a file of a network whose server is away waits for it: only devices are asked for.
+        let is_device = |entry: &fs::DirEntry| {
+            fs::read_link(entry.path()).is_ok_and(|it| it.starts_with("/dev"))
+        };
         let is_it = |entry: fs::DirEntry| {
-            fs::metadata(entry.path()).is_ok_and(|file| numbers.contains(&file.rdev()))
+            is_device(&entry)
+                && fs::metadata(entry.path()).is_ok_and(|file| numbers.contains(&file.rdev()))
         };
         *pid != process::id() && files.any(is_it)
     })

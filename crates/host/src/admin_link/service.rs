@@ -257,10 +257,10 @@ impl HostService {
                     self.tell_added(path, None);
                 }
                 ControllerEvent::Down(error) => {
-                    self.log_loss(cx.now, path, &error);
                     self.count_loss(path);
                     change(&mut |path| path.association = None);
                     self.handle_start_failure(cx);
+                    self.log_loss(cx.now, path, &error);
                     if self.tell_added(path, Some(error)) {
                         self.paths.remove(cx, path);
                     }
@@ -308,8 +308,9 @@ impl HostService {
         } else if error.is_permanent() {
             let state = self.state.get();
             let retry_at = self.paths.controller(path).and_then(Controller::retry_at);
-            // Of one that was up, the controller has warned; who adds a path learns it from the result.
-            let is_told = self.adding.iter().any(|(adding, _)| *adding == path)
+            // Of one that was up, the controller has warned; who connects or adds a path learns it from the result.
+            let is_told = self.failed
+                || self.adding.iter().any(|(adding, _)| *adding == path)
                 || state.path(path).is_none_or(|known| known.was_up);
             if let (false, Some(retry_at)) = (is_told, retry_at) {
                 let delay = retry_at - now;

@@ -1,11 +1,13 @@
 //! What the process of a disk answers for itself, within narrow bounds: it may hang, or belong to a user who wants to hold root up.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use raceline_control::methods::GET_DISK;
+use rustix::fs::{self, FileType, Mode, OFlags};
 use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -62,6 +64,13 @@ fn listed(found: &Found) -> ListedDisk {
 /// Asks the process that listens at a socket, which has to be of this user.
 fn ask(path: &Path, owner: u32) -> io::Result<Value> {
     let end = Instant::now() + TIME;
+    // Root asks those of units, too: a link of theirs must not lead it elsewhere.
+    let place = fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let found = fs::fstat(&place)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || found.st_uid != owner {
+        return Err(wrong(format!("it is no socket of user {owner}")));
+    }
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     // It waits for no process that accepts nobody.
     socket.set_nonblocking(true)?;
@@ -134,8 +143,12 @@ mod tests {
         answering.join().unwrap();
         let other = dir.path().join("b.rpc");
         let _listener = UnixListener::bind(&other).unwrap();
-        let error = ask(&other, own() + 1).unwrap_err().to_string();
-        assert_eq!(error, format!("user {} listens there, and not {}", own(), own() + 1));
+        let refusal = |path, user| ask(path, user).unwrap_err().to_string();
+        assert_eq!(refusal(&other, own() + 1), format!("it is no socket of user {}", own() + 1));
+        // A link of the right user leads to no other socket.
+        let link = dir.path().join("c.rpc");
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        assert_eq!(refusal(&link, own()), format!("it is no socket of user {}", own()));
     }
 
     #[test]

@@ -40,14 +40,14 @@ pub(super) struct Loss {
 }
 
 impl Loss {
-    /// Says what to do. `lost` is what was given up and why, and `user` looks who uses the disk.
+    /// Says what to do. `lost` is what was given up and why, and `user` looks who uses the disk, at once if somebody did before.
     pub(super) fn judge(
         &mut self,
         lost: Option<String>,
-        user: impl FnOnce() -> Option<InUse>,
+        user: impl FnOnce(bool) -> Option<InUse>,
     ) -> Verdict {
         let Some(lost) = lost else { return Verdict::GoesOn };
-        let Some(InUse { by, remedy }) = user() else {
+        let Some(InUse { by, remedy }) = user(self.is_told) else {
             return Verdict::Ends(format!(
                 "{lost}, and every request fails: this process ends. The same command line makes the disk anew once the \
                  controller can be reached; with --ctrl-loss-tmo -1, I/O waits for it instead"
@@ -75,7 +75,7 @@ mod tests {
         Some("disk1: the controller was given up (no path)".to_owned())
     }
 
-    fn mount() -> Option<InUse> {
+    fn mount(_at_once: bool) -> Option<InUse> {
         let by = "/dev/ublkb1 is in use by a mount".to_owned();
         Some(InUse { by, remedy: "Unmount it" })
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_disk_with_its_controller_goes_on_and_nobody_is_looked_for() {
         let mut loss = Loss::default();
-        let look = || panic!("it looks who uses the disk");
+        let look = |_| panic!("it looks who uses the disk");
         assert_eq!(loss.judge(None, look), Verdict::GoesOn);
     }
 
@@ -103,13 +103,13 @@ mod tests {
         assert!(!status.contains('\n'), "{status}");
         assert_eq!(loss.judge(lost(), mount), Verdict::Stays(None));
         // Nobody uses it any more.
-        let Verdict::Ends(why) = loss.judge(lost(), || None) else { panic!("it stays") };
+        let Verdict::Ends(why) = loss.judge(lost(), |_| None) else { panic!("it stays") };
         assert!(why.contains("this process ends") && why.contains("makes the disk anew"), "{why}");
     }
 
     #[test]
     fn a_disk_that_nobody_uses_ends_when_it_is_given_up() {
-        let verdict = Loss::default().judge(lost(), || None);
+        let verdict = Loss::default().judge(lost(), |_| None);
         assert!(
             matches!(&verdict, Verdict::Ends(why) if why.starts_with("disk1: ")),
             "{verdict:?}"

@@ -6,6 +6,7 @@ use std::time::Duration;
 use raceline_host::{HostConfig, Transport};
 use serde_json::{Map, Value, json};
 
+use super::renewal::Renewal;
 use crate::cli::connect::{DiskArgs, RemoteArgs};
 use crate::cli::paths::PathSpec;
 use crate::cli::queues::QueueNumbers;
@@ -16,17 +17,20 @@ use crate::{interfaces, remote, shell};
 /// `-J none` of nvme-cli.
 const NO_FILE: &str = "none";
 
-/// How to connect, and with how many queues.
-pub(super) fn config(args: &DiskArgs) -> Result<(HostConfig, QueueNumbers), Failure> {
+/// How to connect, with how many queues, and from where the secrets are.
+pub(super) fn config(args: &DiskArgs) -> Result<(HostConfig, QueueNumbers, Renewal), Failure> {
     let mut connection = with_paths(connections(&args.remote)?)?;
     // A file system ends at the first write that fails, so a write whose fate nobody knows is held back and sent again, also
-    // over an only path.
-    connection.connect.paths.multipath = true;
+    // over an only path. Without keep alive it would be held back for ever: nobody sees the lost controller end.
+    if !connection.connect.address.keep_alive.is_zero() {
+        connection.connect.paths.multipath = true;
+    }
     let mut config = connection.config()?;
     if let Some(entries) = connection.queues.number("queue_size") {
         config.io_entries = entries;
     }
-    Ok((config, connection.queues))
+    let renewal = Renewal::new(connection.connect.address.clone(), config.credentials.clone());
+    Ok((config, connection.queues, renewal))
 }
 
 /// The connection of the command line, or those that a file has for the subsystem, each with the options of the command
@@ -213,7 +217,7 @@ mod tests {
     }
 
     fn of(line: &str) -> Result<HostConfig, String> {
-        config(&parse(line)).map(|(config, _)| config).map_err(|failure| failure.message)
+        config(&parse(line)).map(|(config, ..)| config).map_err(|failure| failure.message)
     }
 
     /// A file with these ports.

@@ -124,9 +124,10 @@ impl Watched for &mut Disk {
         Ok(())
     }
 
-    fn user(&self) -> Option<InUse> {
+    fn user(&self, at_once: bool) -> Option<InUse> {
         let place = self.path();
-        let user = raceline_ublk::user(&place)?;
+        let look = if at_once { raceline_ublk::user_at_once } else { raceline_ublk::user };
+        let user = look(&place)?;
         let by = format!("{place} is in use by {user}");
         Some(InUse { by, remedy: "Let go of it (umount, swapoff, the end of the program)" })
     }

@@ -70,7 +70,7 @@ impl Watched for Served<'_> {
         Ok(())
     }
 
-    fn user(&self) -> Option<InUse> {
+    fn user(&self, _at_once: bool) -> Option<InUse> {
         self.0.is_used().then(|| InUse {
             by: format!("A virtual machine is connected to {}", self.1),
             remedy: "Shut the machine down, or take the disk from it",

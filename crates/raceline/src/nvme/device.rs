@@ -292,9 +292,11 @@ pub(super) fn reset_of_daemon(args: &DeviceArgs) -> Result<Option<String>, Failu
     let (controller, _) = find(args, device)?;
     let mut daemon = manage::connect(args.named.socket.as_deref(), DAEMON_TIMEOUT)?;
     let name = controller["name"].as_str().unwrap_or_default().to_owned();
+    // A path that was away before may stay so.
+    let before = paths(&mut daemon, &name)?;
     daemon.call("bdev_nvme_reset_controller", json!({ "name": name }))?;
     let end = Instant::now() + super::RESET_TIMEOUT;
-    while !is_back(&mut daemon, &name)? {
+    while !is_back(&before, &paths(&mut daemon, &name)?, &name)? {
         if Instant::now() > end {
             return Err(Failure::runtime(format!(
                 "{name} is not back {} s after its reset: the daemon goes on trying, and its log and `raceline list-subsys` say \
@@ -307,16 +309,23 @@ pub(super) fn reset_of_daemon(args: &DeviceArgs) -> Result<Option<String>, Failu
     Ok(Some(name))
 }
 
-/// Whether no path of a daemon's controller is on its way back. It is an error if that was given up, or taken away.
-fn is_back(daemon: &mut Daemon, name: &str) -> Result<bool, Failure> {
-    let found = daemon.list("bdev_nvme_get_controllers", json!({ "name": name }))?;
-    let paths = found.first().and_then(|controller| controller["ctrlrs"].as_array());
-    let states: Vec<&str> =
-        paths.into_iter().flatten().filter_map(|path| path["state"].as_str()).collect();
-    if states.is_empty() || states.iter().all(|state| *state == "failed") {
+/// The paths of a daemon's controller.
+fn paths(daemon: &mut Daemon, name: &str) -> Result<Vec<Value>, Failure> {
+    let mut found = daemon.list("bdev_nvme_get_controllers", json!({ "name": name }))?;
+    let first = found.first_mut().map(|controller| controller["ctrlrs"].take());
+    Ok(first.and_then(|paths| paths.as_array().cloned()).unwrap_or_default())
+}
+
+/// Whether all paths that were up before are up again, and one is. It is an error if none is left that may come back.
+fn is_back(before: &[Value], now: &[Value], name: &str) -> Result<bool, Failure> {
+    if now.iter().all(|path| path["state"] == "failed") {
         return Err(Failure::runtime(format!(
             "{name} is lost after its reset: the daemon's log says why"
         )));
     }
-    Ok(!states.contains(&"resetting"))
+    let is_up = |path: &&Value| path["state"] == "enabled";
+    let is_same =
+        |one: &Value, other: &Value| one["trid"] == other["trid"] && one["host"] == other["host"];
+    let has = |was: &Value| now.iter().filter(is_up).any(|path| is_same(path, was));
+    Ok(now.iter().any(|path| is_up(&path)) && before.iter().filter(is_up).all(has))
 }

@@ -445,7 +445,8 @@ fn subsystems_normal(subsystems: &[Subsystem]) -> String {
         let (nqn, host) = (printable(&subsystem.nqn), printable(&subsystem.hostnqn));
         let _ = writeln!(text, "{name} - NQN={nqn}\n{:indent$}   hostnqn={host}\n\\", "");
         for Controller { name, transport, address, state, .. } in &subsystem.controllers {
-            let (name, address, state) = (printable(name), printable(address), printable(state));
+            let [name, transport, address, state] =
+                [name, transport, address, state].map(|it| printable(it));
             let _ = writeln!(text, " +- {name} {transport} {address} {state}");
         }
     }

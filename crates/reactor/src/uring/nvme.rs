@@ -120,6 +120,8 @@ impl UringIo {
     /// The wait for this ring has ended. The next turn looks at it.
     pub(super) fn handle_nvme_news(&mut self) {
         if let Some(own) = &mut self.nvme {
+            // The ring is looked at before the next sleep, which nothing else would end.
+            self.woken = true;
             own.watch.handle_end(&mut own.ring);
         }
     }

@@ -284,6 +284,8 @@ impl UringIo {
     /// The wait for this ring has ended. The next turn looks at it.
     pub(super) fn handle_ublk_news(&mut self) {
         if let Some(own) = &mut self.ublk {
+            // The ring is looked at before the next sleep, which nothing else would end.
+            self.woken = true;
             own.watch.handle_end(&mut own.ring);
         }
     }
