@@ -235,6 +235,8 @@ daemon() {
     pid=$(main_pid)
     jobs_end
     [ "$(main_pid)" = "$pid" ] || fail 'the process of the disk is another one'
+    # A daemon that has taken the place of another one ends in order.
+    ! journal raceline | grep -E 'not our child|Killing process' || fail 'the restart after the reload was not in order'
 }
 
 # Nobody else could go on with the disk.
@@ -330,7 +332,8 @@ if [ "$STAGE" = 1 ]; then
     check watchdog 300 watchdog
     check daemon 400 daemon
     check held 120 held
-    check kernel-log 20 log_clean
+    # (the end of the NBD disk's process is provoked)
+    check kernel-log 20 log_clean 'nbd0'
     date +%s >$KEPT/down
     echo 2 >$KEPT/stage
     exit 94

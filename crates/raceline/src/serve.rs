@@ -43,15 +43,19 @@ pub(crate) fn run(
     if args.detach {
         return successor::start_detached();
     }
+    successor::wait_until_left();
     if args.keep_ram {
         inheritance::keep_memory();
     }
     inheritance::enable();
     if args.take_over {
         // If this fails, what the daemon shares with this process must stay as it is.
-        return serve(args, settings, events).map_err(limits::explain).map_err(successor::exit);
+        return serve(args, settings, events)
+            .map_err(limits::explain)
+            .map_err(successor::told)
+            .map_err(successor::exit);
     }
-    serve(args, settings, events).map_err(limits::explain)
+    serve(args, settings, events).map_err(limits::explain).map_err(successor::told)
 }
 
 fn serve(

@@ -1,5 +1,7 @@
 //! Programs of other versions: who does not know the form of the other one's state says so, and the daemon goes on.
 
+use std::time::{Duration, Instant};
+
 use raceline_control::hand_over::{FORM, FromDaemon, FromSuccessor, Hello, Wire, socket_of};
 use raceline_control::state::StateJournal;
 use serde_json::json;
@@ -73,6 +75,29 @@ fn a_daemon_of_another_form_is_told_by_the_exit_code() {
             );
         }
     }
+}
+
+/// systemd does not wait for the end of a daemon that is the child of another process when it takes the place of the old one.
+#[test]
+fn a_detached_successor_is_no_child_of_who_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(StateJournal::open(&directory.path().join("state")).unwrap());
+    let mut played = Played::meet(directory.path(), &["--detach"]);
+    let waiting = played.successor.id();
+    let children = format!("/proc/{waiting}/task/{waiting}/children");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let children = std::fs::read_to_string(&children).unwrap();
+        if children.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{waiting} has the children {children}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It waits all the same, and gives back what the successor does.
+    assert!(played.successor.try_wait().unwrap().is_none());
+    played.say(&json!({ "Refused": "it has not started yet: wait until it is ready" }));
+    assert_eq!(wait(&mut played.successor), Some(1));
 }
 
 /// The connections of a daemon whose program has lacked what this one has are not taken, and the process says so.
