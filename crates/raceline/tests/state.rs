@@ -311,7 +311,7 @@ fn root_starts_nothing_in_folders_of_another_user() {
     let state = kept.state();
     let output =
         Served::fail(&kept.socket(), &["--state-dir", state.to_str().unwrap(), "--take-over"]);
-    assert!(!output.stderr.contains("run this as"), "{}", output.stderr);
+    assert!(!output.stderr.contains("belongs to user"), "{}", output.stderr);
     fs::remove_file(kept.socket()).unwrap();
     fs::remove_dir_all(&state).unwrap();
     fs::set_permissions(&run, fs::Permissions::from_mode(0o1777)).unwrap();

@@ -213,7 +213,7 @@ fn a_namespace_that_cannot_be_used_is_named() {
     assert!(open(3).contains("has no namespace 3"), "{}", open(3));
     // There is no node for it.
     assert!(open(2).starts_with("namespace 2 of the drive at 0000:00:04.0: `"), "{}", open(2));
-    assert!(open(2).contains("not there"), "{}", open(2));
+    assert!(open(2).contains("there is no such device"), "{}", open(2));
 }
 
 #[test]
