@@ -5,6 +5,7 @@ mod auth;
 mod cuts;
 mod disk;
 mod drives;
+mod emulator;
 mod inside;
 mod iscsi;
 mod manage;
@@ -244,35 +245,53 @@ pub(crate) fn run(tree: &Tree, kernel: Kernel, part: Part, peer: Peer) -> Result
             ));
         }
     }
-    match (part, peer) {
-        (Part::Target, _) => kernel_target(tree, &image),
-        (Part::Manage, _) => manage::run(tree, &image),
-        (Part::Drives, _) => drives::run(tree, &image),
-        (Part::Auth | Part::AuthAll, _) => auth::run(tree, &image, part),
-        (Part::Tls, _) => tls::run(tree, &image),
-        (Part::Paths, _) => paths::run(tree, &image),
-        (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, &image, part),
-        (Part::Adq, _) => adq::run(tree, &image),
-        (Part::Disk, _) => disk::run(tree, &image),
-        (Part::Vhost, _) => vhost::run(tree, &image),
-        (Part::UblkAll, _) => inside::run(tree, &image, part, &["-e", "WHOLE=1"]),
-        (Part::Ublk | Part::ZeroCopy | Part::Takeover, _) => inside::run(tree, &image, part, &[]),
-        (Part::Moved, _) => moved::run(tree, &image),
-        (Part::Package, _) => package::run(tree),
-        (Part::Xfstests, _) => xfstests::run(tree, &image),
-        (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
-            inside::run(tree, &image, part, inside::RDMA)
+    let attempt = || attempt(tree, &image, kernel, (part, peer));
+    match attempt() {
+        Err(error) if emulator::is_at_fault(&format!("{error:#}")) => {
+            println!(
+                "{error:#}\n# once more: the emulated processor had flags that no processor has"
+            );
+            attempt()
         }
-        (Part::RdmaLink, _) => rdma_link::run(tree, &image),
-        (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, &image, part),
-        (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, &image, kernel, part),
+        outcome => outcome,
+    }
+}
+
+fn attempt(
+    tree: &Tree,
+    image: &Path,
+    kernel: Kernel,
+    (part, peer): (Part, Peer),
+) -> Result<Outcome> {
+    match (part, peer) {
+        (Part::Target, _) => kernel_target(tree, image),
+        (Part::Manage, _) => manage::run(tree, image),
+        (Part::Drives, _) => drives::run(tree, image),
+        (Part::Auth | Part::AuthAll, _) => auth::run(tree, image, part),
+        (Part::Tls, _) => tls::run(tree, image),
+        (Part::Paths, _) => paths::run(tree, image),
+        (Part::Cuts | Part::CutsAll, _) => cuts::run(tree, image, part),
+        (Part::Adq, _) => adq::run(tree, image),
+        (Part::Disk, _) => disk::run(tree, image),
+        (Part::Vhost, _) => vhost::run(tree, image),
+        (Part::UblkAll, _) => inside::run(tree, image, part, &["-e", "WHOLE=1"]),
+        (Part::Ublk | Part::ZeroCopy | Part::Takeover, _) => inside::run(tree, image, part, &[]),
+        (Part::Moved, _) => moved::run(tree, image),
+        (Part::Package, _) => package::run(tree),
+        (Part::Xfstests, _) => xfstests::run(tree, image),
+        (Part::Rdma | Part::RdmaHost | Part::RdmaFaults | Part::RdmaDaemon, _) => {
+            inside::run(tree, image, part, inside::RDMA)
+        }
+        (Part::RdmaLink, _) => rdma_link::run(tree, image),
+        (Part::Iscsi | Part::IscsiAll, _) => iscsi::run(tree, image, part),
+        (Part::Host | Part::Faults, Peer::Raceline) => kernel_host(tree, image, kernel, part),
         (Part::Host | Part::Faults, Peer::Kernel) => {
-            let mut guest = guest(tree, &image, part)
+            let mut guest = guest(tree, image, part)
                 .args(["-e", "PEER=kernel", "-e", "PORT=4420", "-e", "FIO_MAX=128k"])
                 // On loopback the kernel lends the sender's pages to the receiver. Kernel 6.1 then treats
                 // a copy that spans two of them as an attack.
                 .args(["-a", "hardened_usercopy=off"])
-                .args([&image, &script(tree, part)])
+                .args([image, &script(tree, part)])
                 .start()?;
             watch(&mut guest, |request| bail!("request {request} without a target of ours"))
         }
