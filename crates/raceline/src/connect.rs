@@ -79,7 +79,7 @@ struct Way {
 
 /// What is to be a disk.
 enum Source {
-    Namespace(Arc<RemoteNamespace>, RefCell<Renewal>),
+    Namespace(Arc<RemoteNamespace>, Box<RefCell<Renewal>>),
     Device(SharedBdev),
 }
 
@@ -102,7 +102,7 @@ impl Source {
                 let transport = Some(config.transport);
                 let namespace = plan.open(config, args.namespace)?;
                 let way = Way { cores: plan.cores, transport };
-                Ok((Self::Namespace(Arc::new(namespace), RefCell::new(renewal)), way))
+                Ok((Self::Namespace(Arc::new(namespace), Box::new(RefCell::new(renewal))), way))
             }
         }
     }
