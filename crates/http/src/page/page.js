@@ -581,9 +581,10 @@ function ask(title, fields, work, button = "OK") {
   $("dialog").showModal();
 }
 
-// The browser gives the focus back to what had it, unless that is gone.
+// The browser gives the focus back to what had it. If that is gone, the table gets it, unless something else has it by now.
 function closed() {
-  if (opener && !opener.isConnected) $("scroll").focus();
+  const isNowhere = !document.activeElement || document.activeElement === document.body;
+  if (opener && !opener.isConnected && isNowhere) $("scroll").focus();
 }
 
 async function submitted(event) {
