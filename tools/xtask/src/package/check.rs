@@ -241,6 +241,10 @@ fn life(made: &Packages, root: &Path) -> Result<()> {
 
 /// Serves with a state directory: at first makes a device, later finds it.
 fn served(program: &Path, state: &Path, is_first: bool) -> Result<()> {
+    // The package gives the folder to its service's user, and root is refused there. This root takes the place of that user.
+    if setup::is_root() {
+        std::os::unix::fs::chown(state, Some(0), Some(0))?;
+    }
     let socket = state.with_extension("sock");
     let words = [socket.to_string_lossy().into_owned(), state.to_string_lossy().into_owned()];
     let mut daemon =
