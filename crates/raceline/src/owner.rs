@@ -76,12 +76,11 @@ fn no_user() -> u32 {
 
 /// The name of a user in a file of the form of passwd(5).
 fn name_in(users: &str, uid: u32) -> Option<String> {
-    let names = users.lines().filter_map(|line| {
+    users.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, number) = (fields.next()?, fields.nth(1)?);
         (number.parse() == Ok(uid)).then(|| name.to_owned())
-    });
-    names.into_iter().next()
+    })
 }
 
 /// What was wrong, and the ways out.
